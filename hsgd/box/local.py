@@ -151,19 +151,24 @@ class ParameterBox(Closing):
             while a rank sits in a blocking call of MPI; or "auto".
         Raises what create raises, on all ranks; SignatureMismatch when arguments differ.
         """
-        from hsgd.box.terms import agree
+        from hsgd.agree import agree
 
         limit_s = comm.timeout_s if timeout_s is None else float(timeout_s)
 
-        def check() -> None:
+        def terms() -> dict[str, object]:
             check_network("ParameterBox", network)
             if shards not in ("node", None):
                 raise ValueError(f'ParameterBox.over: shards is {shards!r}; use "node" or None')
             _check_numbers(counters, chunk_bytes, limit_s)
             if limit_s == 0:
                 raise ValueError("ParameterBox.over: timeout_s is 0; give seconds above 0")
+            dtype, count = _form_of(initial)
+            own = {"initial": f"{count} {dtype}", "shards": shards, "counters": counters}
+            return {**own, "chunk_bytes": chunk_bytes, "network": network}
 
-        agree(comm, initial, check, (counters, chunk_bytes, f"shards={shards}", network))
+        agree(comm, "ParameterBox.over", terms)
+        if (dtype := _form_of(initial)[0]) != "float32":
+            raise TypeError(f"ParameterBox.over: the initial values are {dtype}; give float32")
         if comm.cross_size > 1:
             from hsgd.box.multinode import SpreadBox
 
@@ -345,6 +350,14 @@ class ParameterBox(Closing):
 def _size_of(array: Any) -> int:
     size = array.numel() if hasattr(array, "numel") else array.size
     return int(size)
+
+
+def _form_of(array: Any) -> tuple[str, int]:
+    """Return dtype and number of values of an array, a tensor, or what NumPy takes."""
+    if hasattr(array, "numel"):
+        return str(array.dtype).removeprefix("torch."), int(array.numel())
+    taken = np.asarray(array)
+    return str(taken.dtype), int(taken.size)
 
 
 def _check_numbers(counters: int, chunk_bytes: int, timeout_s: float) -> None:

@@ -46,8 +46,11 @@ from hsgd.optim.diloco.pseudo_gradient_exchange import (
     checked_compression,
 )
 from hsgd.optim.diloco.worker_comms import WorkerComms
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
+from hsgd.optim.layouts import layout_terms
+from hsgd.optim.optimizer_ranks import refusals_told
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.optim.worker_group import WorkerGroup
 
@@ -110,13 +113,15 @@ class DiLoCo(RestartableOptimizer):
         group: Literal["node"] | int | None = "node",
     ) -> None:
         super().__init__(optimizer)
-        check_schedule(sync_every, delay, alpha, eager)
-        checked_compression(compression)
         self.outer = Nesterov() if outer is None else outer
         self._period, self._delay, self._alpha, self._eager = sync_every, delay, alpha, eager
         self._params = params if isinstance(params, nn.Module) else list(params)
-        self._trained, self._buffers = exchanged_of(self._params)
-        self._parts = scheduled(self._trained, fragments, sync_every)
+        with refusals_told(comm, "DiLoCo"):
+            check_schedule(sync_every, delay, alpha, eager)
+            checked_compression(compression)
+            self._trained, self._buffers = exchanged_of(self._params)
+            self._parts = scheduled(self._trained, fragments, sync_every)
+        self._fixed = FixedParameters("DiLoCo", optimizer, self._params, self._trained)
         self._how = (group, compression)
         self._kept_for_restart: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
         self._metrics = DiLoCoMetrics()
@@ -130,6 +135,7 @@ class DiLoCo(RestartableOptimizer):
         A closure is called once in a group, before the gradients are averaged.
         """
         self._check_open()
+        self._fixed.check(self._optimizer)
         value = None
         if self._group is not None:
             if closure is not None:
@@ -440,6 +446,26 @@ class DiLoCo(RestartableOptimizer):
 
     # --- set-up and end ---
 
+    def _terms(self) -> dict[str, object]:
+        """What must be equal on all ranks; local."""
+        group, compression = self._how
+        places = {parameter: place for place, parameter in enumerate(self._trained)}
+        return {
+            "sync_every": self._period,
+            "outer": self.outer,
+            "fragments": len(self._parts),
+            "delay": self._delay,
+            "alpha": self._alpha,
+            "eager": self._eager,
+            "compression": checked_compression(compression),
+            "group": group,
+            **layout_terms(self._params),
+            **{
+                f"fragment {number}": f"trained parameters {[places[p] for p in part]}"
+                for number, (part, _) in enumerate(self._parts)
+            },
+        }
+
     def _join(self, comm: Any, steps: int, had: list[tuple[Tensor, Tensor]]) -> None:
         """Form workers of the ranks of `comm`, which begin where the one that has come furthest
         is; collective over it, blocking. steps: that this rank has taken. had: outer weights and
@@ -447,7 +473,7 @@ class DiLoCo(RestartableOptimizer):
         """
         group, compression = self._how
         self._waits_for_ranks, self._left, self._aborted = True, False, False
-        self._ranks = WorkerComms(comm, group, self._trained)
+        self._ranks = WorkerComms(comm, group, self._trained, self._terms)
         try:
             source, steps, has_outer = self._ranks.furthest(steps, bool(had))
             broadcast_initial(self._ranks.comm, self._params, self._trained, root=source)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
-from hsgd.optim.optimizer_ranks import OptimizerRanks
+from hsgd.optim.optimizer_ranks import OptimizerRanks, Terms
 from hsgd.optim.worker_group import WorkerGroup, split_workers
 
 __all__ = ["WorkerComms"]
@@ -23,7 +23,7 @@ __all__ = ["WorkerComms"]
 
 class WorkerComms(OptimizerRanks):
     """Made collectively over `comm`, blocking; None: this rank alone, local. group, parameters: as
-    DiLoCo's.
+    DiLoCo's. terms: as OptimizerRanks'.
 
     comm: of all ranks. between: of the workers' first ranks; None: this is none. inside: this
     rank's worker, where it has several ranks. count: of workers.
@@ -35,9 +35,10 @@ class WorkerComms(OptimizerRanks):
         comm: Any,
         group: Literal["node"] | int | None,
         parameters: Sequence[Tensor],
+        terms: Terms,
     ) -> None:
-        super().__init__(comm, "DiLoCo")
         self.inside: WorkerGroup | None = None
+        super().__init__(comm, "DiLoCo", terms)
         try:
             # One rank that waits for others is divided by no number.
             self.between = self._split(None if comm is None else group, parameters)

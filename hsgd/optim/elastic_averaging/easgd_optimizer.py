@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from hsgd.agree import agree
 from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
@@ -29,8 +30,10 @@ from hsgd.networks import Network
 from hsgd.optim.background import BackgroundThread
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
+from hsgd.optim.layouts import layout_terms
 from hsgd.optim.split_comms import SplitComms
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
 from hsgd.optim.worker_group import WorkerGroup, split_workers
@@ -106,6 +109,12 @@ class ElasticAveraging(WrappingOptimizer):
     """
 
     loads_together = True
+    _parameters: list[Tensor]
+    _buffers: list[Tensor]
+    _box: ParameterBox | None = None
+    _progress: Progress | None = None
+    _push: Future[None] | None = None
+    _made = 0  # the version that the last push made
 
     def __init__(
         self,
@@ -128,15 +137,24 @@ class ElasticAveraging(WrappingOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self._comm, self._order, self._overlap = comm, order, overlap
-        _check(mode, order, stop_rule, compression, group_size)
-        self._trigger = _trigger_of(update_interval)
-        self._parameters, self._buffers = tensors_of(params, "ElasticAveraging")
-        weights = self._weights()
-        _check_weights(weights)
-        broadcast_initial(comm, params, weights)
+        given = params if isinstance(params, nn.Module) else list(params)
+        options = {
+            "mode": mode,
+            "moving_rate": moving_rate,
+            "update_interval": update_interval,
+            "group_size": group_size,
+            "order": order,
+            "stop_rule": stop_rule,
+            "compression": compression,
+            "pull_rate": pull_rate,
+            "max_steps": max_steps,
+            "network": network,
+        }
+        agree(comm, "ElasticAveraging", lambda: self._take(given, options))
+        self._fixed = FixedParameters("ElasticAveraging", optimizer, given, self._parameters)
+        broadcast_initial(comm, given, self._weights())
         # A constant such as a mask of -inf has no distance from the centre's.
         self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
-        weights = self._weights()
         self._group = self._join_group(group_size) if mode == "hybrid" else None
         exchanges = self._group is None or self._group.leads
         self.workers = int(comm.allreduce(np.array([exchanges], np.int64))[0])
@@ -144,34 +162,48 @@ class ElasticAveraging(WrappingOptimizer):
             moving_rate, self.workers, own_pull=pull_rate is not None, warn=comm.rank == 0
         )
         self.pull_rate = checked_pull_rate(pull_rate, self.moving_rate)
-        count, dtype = sum(weight.numel() for weight in weights), _COMPRESSIONS[compression]
-        if self._group is None:
-            self._delta = torch.empty(count, dtype=dtype)
-        else:
-            self._delta = self._group.comm.empty(count, dtype, name="move of the group")
-        self._team: Comm | None = comm
-        if self._group is not None:
-            self._team = comm.split(0 if exchanges else None, key=comm.rank)
-        self._box: ParameterBox | None = None
-        self._progress: Progress | None = None
+        self._delta = self._room_for_move(_COMPRESSIONS[compression])
+        lead = 0 if exchanges else None
+        self._team = comm if self._group is None else comm.split(lead, key=comm.rank)
         if self._team is not None:
+            start = joined(self._weights())
             self._box = ParameterBox.over(
-                self._team, joined(weights), counters=COUNTERS, timeout_s=timeout_s, network=network
+                self._team, start, counters=COUNTERS, timeout_s=timeout_s, network=network
             )
             self._progress = Progress(self._box, self._team, stop_rule, max_steps)
         self._pusher = BackgroundThread("hsgd-push")
-        self._push: Future[None] | None = None
-        self._made = 0  # the version that the last push made
         self._over = self._done = False
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
         self._split_off = self._leave_with(comm)
+
+    def _room_for_move(self, dtype: torch.dtype) -> Tensor:
+        """A vector for the move of all weights; in a group collective, and seen by all of it."""
+        count = sum(weight.numel() for weight in self._weights())
+        if self._group is None:
+            return torch.empty(count, dtype=dtype)
+        move: Tensor = self._group.comm.empty(count, dtype, name="move of the group")
+        return move
 
     def _leave_with(self, comm: Comm) -> SplitComms:
         """What was split off it ends before it does."""
         found = SplitComms(comm, (None if self._group is None else self._group.comm, self._team))
         found.before_close(self._abandon)
         return found
+
+    def _take(
+        self, params: nn.Module | Sequence[Tensor], options: dict[str, Any]
+    ) -> dict[str, object]:
+        """Take the arguments; local. Returns what must be equal on all ranks. Raises ValueError and
+        TypeError for what cannot be.
+        """
+        _check(options)
+        self._trigger = _trigger_of(options["update_interval"])
+        self._parameters, self._buffers = tensors_of(params, "ElasticAveraging")
+        _check_weights(self._weights())
+        if not isinstance(options["update_interval"], int):
+            del options["update_interval"]  # a trigger of this rank's own
+        return {**options, **layout_terms(params)}
 
     def _join_group(self, group_size: int | None) -> WorkerGroup:
         members = split_workers(self._comm, group_size, "ElasticAveraging: group_size")
@@ -184,6 +216,7 @@ class ElasticAveraging(WrappingOptimizer):
         group's collectives. A closure is called once in a group, before the gradients are averaged.
         """
         self._check_open()
+        self._fixed.check(self._optimizer)
         value = None
         if self._group is not None and closure is not None:
             # Its gradients are what the group averages.
@@ -409,17 +442,15 @@ class ElasticAveraging(WrappingOptimizer):
         return [tensor.detach() for tensor in (*self._parameters, *self._buffers)]
 
 
-def _check(
-    mode: str, order: str, stop_rule: str, compression: str | None, group_size: int | None
-) -> None:
-    for what, given, choices in (
-        ("mode", mode, get_args(Mode)),
-        ("order", order, get_args(Order)),
-        ("stop_rule", stop_rule, get_args(StopRule)),
-        ("compression", compression, _COMPRESSIONS),
+def _check(options: dict[str, Any]) -> None:
+    for what, choices in (
+        ("mode", get_args(Mode)),
+        ("order", get_args(Order)),
+        ("stop_rule", get_args(StopRule)),
+        ("compression", _COMPRESSIONS),
     ):
-        check_choice(f"ElasticAveraging: {what}", given, choices)
-    if mode == "async" and group_size is not None:
+        check_choice(f"ElasticAveraging: {what}", options[what], choices)
+    if options["mode"] == "async" and options["group_size"] is not None:
         raise ValueError('ElasticAveraging: group_size is for mode="hybrid"; leave it out')
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,23 +22,25 @@ from torch.optim.optimizer import Optimizer
 
 from hsgd.errors import CollectiveTimeout, about
 from hsgd.networks import Network
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import Flattened
 from hsgd.optim.gossip.first_moments import FirstMoments, Momentum
-from hsgd.optim.gossip.gossip_ranks import GossipRanks
-from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores
-from hsgd.optim.gossip.gossip_turns import Turns, check_schedule, usual_trigger
+from hsgd.optim.gossip.gossip_ranks import GossipRanks, distance_from_mean
+from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores, warn_of_lost
+from hsgd.optim.gossip.gossip_terms import WIRE, checked_rule, terms_of
+from hsgd.optim.gossip.gossip_turns import Turns, usual_trigger
 from hsgd.optim.gossip.joint_start import Past, start_together
-from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds, read_outer
+from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds
 from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager, Traffic
 from hsgd.optim.gossip.pair_rounds import PairRounds
 from hsgd.optim.gossip.topology import Topology, graph_of
+from hsgd.optim.optimizer_ranks import refusals_told
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.optim.triggers.communication_triggers import Trigger
-from hsgd.optim.wrapping_optimizer import check_choice, tensors_of
+from hsgd.optim.wrapping_optimizer import tensors_of
 
 __all__ = ["Gossip"]
 
-_WIRE = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SETTLE_LOOK_S = 1e-4
 
 
@@ -108,26 +110,34 @@ class Gossip(RestartableOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self._trigger = usual_trigger(outer) if trigger is None else trigger
-        check_schedule(self._trigger, max_interval, global_average_every)
-        check_choice("Gossip: momentum", momentum, get_args(Momentum))
-        check_choice("Gossip: compression", compression, _WIRE)
-        if isinstance(topology, str):
-            Topology(topology, 1)  # or a wrong name would show on many ranks only
-        if group_size is not None and not hierarchical:
-            raise ValueError("Gossip: group_size is for hierarchical=True")
+        options = {
+            "topology": topology,
+            "max_interval": max_interval,
+            "global_average_every": global_average_every,
+            "momentum": momentum,
+            "compression": compression,
+            "hierarchical": hierarchical,
+            "group_size": group_size,
+            "outer": outer,
+            "network": network,
+            "seed": seed,
+        }
+        given = params if isinstance(params, nn.Module) else list(params)
+        with refusals_told(comm, "Gossip"):
+            self._rule = checked_rule(self._trigger, options)
+            parameters, own_buffers = tensors_of(given, "Gossip")
+            extra = [*own_buffers, *buffers]
+            self._flat, self._extra = Flattened(parameters), Flattened(extra, "buffer")
+        self._terms = partial(terms_of, self._trigger, self._rule, options, given, extra)
+        self._fixed = FixedParameters("Gossip", optimizer, given, parameters, parameters)
         self._global_every = global_average_every
-        self._rule = read_outer(outer, topology, compression, network)
         self._topology, self._seed, self._network = topology, seed, network
-        self._wire = _WIRE[compression]
+        self._wire = WIRE[compression]
         self._given_timeout_s, self._given_patience_s = timeout_s, patience_s
         self._groups = (hierarchical, group_size)
-        parameters, own_buffers = tensors_of(params, "Gossip")
-        self._flat = Flattened(parameters)
-        self._extra = Flattened([*own_buffers, *buffers], "buffer")
         self._moments = FirstMoments(momentum, self._flat.views)
         self._watched = list(self._flat.views.values())
-        alone = Topology("random", 1)  # until there are more
-        self._turns = Turns(self._trigger, alone, 0, max_interval)
+        self._turns = Turns(self._trigger, Topology("random", 1), 0, max_interval)
         self._steps, self._distance = 0, float("nan")
         self._counts = dict.fromkeys(("asked", "averaged", "refused", "global_averages"), 0)
         self._global_bytes = np.zeros(2, np.int64)  # inside the node, and to others
@@ -145,6 +155,7 @@ class Gossip(RestartableOptimizer):
         for `patience_s`, `hierarchical` and `global_average_every`.
         """
         self._check_open()
+        self._fixed.check(self._optimizer)
         if self._ranks.inside is not None:
             if closure is not None:
                 raise TypeError("Gossip.step: hierarchical=True takes no closure; call backward()")
@@ -207,12 +218,7 @@ class Gossip(RestartableOptimizer):
 
     def consensus_distance(self) -> float:
         """Root of the mean over ranks of |w - mean(w)|^2; collective, blocking."""
-        squares = 0.0
-        for vector in self._flat.vectors:
-            mean = self._comm.allreduce(vector, "mean", name="consensus")
-            squares += float((vector - mean).double().square().sum())
-        every = self._comm.allgather(np.array([squares]), name="consensus distance")
-        return float(np.sqrt(np.mean(every)))
+        return distance_from_mean(self._comm, self._flat.vectors)
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[None]:
@@ -314,10 +320,8 @@ class Gossip(RestartableOptimizer):
             own = state_dict["gossip"]
             self._kept_outer = own.get("outer")
             stayed = self._steps > 0
-            self._was_in, self._has_called = (
-                own.get("was_in", stayed),
-                own.get("has_called", stayed),
-            )
+            self._was_in = own.get("was_in", stayed)
+            self._has_called = own.get("has_called", stayed)
         self._join(comm)
 
     def close(self) -> None:
@@ -363,7 +367,7 @@ class Gossip(RestartableOptimizer):
     def _join(self, comm: Any) -> None:
         """Begin together with the ranks of `comm`; collective over it, blocking."""
         self._waits_for_ranks, self._left, self._aborted = True, False, False
-        self._ranks = ranks = GossipRanks(comm, *self._groups)
+        self._ranks = ranks = GossipRanks(comm, *self._groups, self._terms)
         try:
             given, usual = self._given_timeout_s, ranks.comm.timeout_s
             self._timeout_s = usual if given is None else given
@@ -413,7 +417,7 @@ class Gossip(RestartableOptimizer):
         self._turns.go_on_among(graph, place, () if self._pairs is None else self._pairs.remote)
         self._steps, self._kept_outer = start.steps, None
         self._described = f"{self._trigger!r}, {graph!r}"
-        self._told: set[int] = set()
+        self._told: frozenset[int] = frozenset()
         self._turns.reset(self._watched)
         if self._steps:
             self._moments.reset(self.state)
@@ -479,10 +483,7 @@ class Gossip(RestartableOptimizer):
             self._mixed()
         exchange = self._exchange()
         if exchange is not None and len(exchange.lost) > len(self._told):
-            for rank, why in exchange.lost.items():
-                if rank not in self._told and not why.endswith("closed"):
-                    warnings.warn(f"Gossip goes on without rank {rank}: {why}", stacklevel=4)
-            self._told |= exchange.lost.keys()
+            self._told = warn_of_lost(exchange.lost, self._told)
         return bool(committed)
 
     def _mixed(self) -> None:

@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.optim.optimizer_ranks import OptimizerRanks
+from hsgd.optim.optimizer_ranks import OptimizerRanks, Terms
 from hsgd.optim.worker_group import split_workers
 
-__all__ = ["GossipRanks"]
+__all__ = ["GossipRanks", "distance_from_mean"]
 
 
 class GossipRanks(OptimizerRanks):
     """Made collectively over `comm`, blocking; None: this rank alone, local. hierarchical,
-    group_size: as Gossip's.
+    group_size: as Gossip's. terms: as OptimizerRanks'.
 
     comm: of all ranks. inside: this rank's group, where there are groups. between: of those that
     gossip; None: this one does not. count: how many gossip.
     Raises ValueError and TypeError for what cannot be, and what collectives raise.
     """
 
-    def __init__(self, comm: Any, hierarchical: bool, group_size: int | None) -> None:
-        super().__init__(comm, "Gossip")
+    def __init__(self, comm: Any, hierarchical: bool, group_size: int | None, terms: Terms) -> None:
+        super().__init__(comm, "Gossip", terms)
         self.inside: Comm | None = None
         self.between: Comm | None = self.comm
         self.count = self.comm.size
@@ -74,3 +74,13 @@ class GossipRanks(OptimizerRanks):
         self.count = int(comm.allreduce(np.array([is_first], np.int64), "sum", name="groups")[0])
         self.between = comm.split(0 if is_first else None, key=comm.rank)
         self._made += [self.between] if self.between is not None else []
+
+
+def distance_from_mean(comm: Comm, vectors: Sequence[Tensor]) -> float:
+    """Return the root of the mean over ranks of |w - mean(w)|^2; collective, blocking."""
+    squares = 0.0
+    for vector in vectors:
+        mean = comm.allreduce(vector, "mean", name="consensus")
+        squares += float((vector - mean).double().square().sum())
+    every = comm.allgather(np.array([squares]), name="consensus distance")
+    return float(np.sqrt(np.mean(every)))

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, StateDict
 
+from hsgd.agree import agree
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.large_batch.lamb import LAMB
 from hsgd.optim.large_batch.lars import LARS
 from hsgd.optim.node_shared.node_gradients import ClusterGradients, NodeGradients
@@ -105,14 +107,15 @@ class NodeSharedOptimizer(Optimizer):
     def __init__(
         self, optimizer: Optimizer, shared: SharedParameters, *, sparse_as_dense: bool = False
     ) -> None:
-        self.check_kind(optimizer)
         self._shared = shared
         self._comm = shared.comm
         self._kind: Any = type(optimizer)
         self._index = {parameter: i for i, parameter in enumerate(shared.parameters)}
-        self._check(optimizer)
         self.defaults = optimizer.defaults
         self.param_groups = optimizer.param_groups
+        agree(self._comm, "node_shared", lambda: self._terms(optimizer, sparse_as_dense))
+        every = shared.parameters
+        self._fixed = FixedParameters("node_shared", self, every, every, every)
         optimizer.state.clear()  # LARS makes its buffers at once; ours are shared
         self._ranges = {dtype: self._split(dtype) for dtype in shared.counts}
         self._gradients: NodeGradients | ClusterGradients
@@ -153,6 +156,17 @@ class NodeSharedOptimizer(Optimizer):
             )
 
     # --- which rank owns what ---
+
+    def _terms(self, optimizer: Optimizer, sparse_as_dense: bool) -> dict[str, object]:
+        """What must be equal on all ranks; local. Raises ValueError for what cannot be sharded."""
+        self.check_kind(optimizer)
+        self._check(optimizer)
+        terms = {"optimizer": self._kind.__name__, "sparse_as_dense": sparse_as_dense}
+        groups = zip(self._options(), self._indices(), strict=True)
+        for number, (options, indices) in enumerate(groups):
+            terms |= {f"{name} of group {number}": value for name, value in options.items()}
+            terms[f"group {number}"] = f"parameters {indices}"
+        return terms
 
     def _check(self, optimizer: Optimizer) -> None:
         values = (value for state in optimizer.state.values() for value in state.values())
@@ -319,7 +333,7 @@ class NodeSharedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._shared.check()
+        self._fixed.check(self)
         if not self._is_reduced and isinstance(self._gradients, NodeGradients):
             self._complete()
         elif not self._is_reduced:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hsgd.agree import agree
 from hsgd.comm import Comm
+from hsgd.optim.layouts import layout_terms
 
 __all__ = [
     "ALIGNMENT",
@@ -82,14 +84,8 @@ class SharedParameters:
     def __init__(self, parameters: Iterable[nn.Parameter], comm: Comm, root: int = 0) -> None:
         self.comm = comm
         self.parameters = list(dict.fromkeys(parameters))
+        agree(comm, "share_parameters", lambda: self._terms(root))
         self._local = comm if comm.cross_size == 1 else comm.split(comm.cross_rank, comm.rank)
-        for index, parameter in enumerate(self.parameters):
-            if parameter.device.type != "cpu" or not parameter.is_floating_point():
-                raise ValueError(
-                    f"share_parameters: parameter {index}, shape {tuple(parameter.shape)}, is "
-                    f"{parameter.dtype} on {parameter.device}; only floating point numbers in host "
-                    "memory can be shared"
-                )
         self.places: list[ParameterPosition] = []
         self.counts: dict[torch.dtype, int] = {}
         for parameter in self.parameters:
@@ -102,6 +98,17 @@ class SharedParameters:
         }
         self._move(root)
 
+    def _terms(self, root: int) -> dict[str, object]:
+        """What must be equal on all ranks; local. Raises ValueError for what cannot be shared."""
+        for index, parameter in enumerate(self.parameters):
+            if parameter.device.type != "cpu" or not parameter.is_floating_point():
+                raise ValueError(
+                    f"share_parameters: parameter {index}, shape {tuple(parameter.shape)}, is "
+                    f"{parameter.dtype} on {parameter.device}; only floating point numbers in host "
+                    "memory can be shared"
+                )
+        return {"root": root, **layout_terms(self.parameters)}
+
     def _move(self, root: int) -> None:
         """Put the root's values into the shared arrays, and the parameters there."""
         for parameter, place in zip(self.parameters, self.places, strict=True):
@@ -111,7 +118,6 @@ class SharedParameters:
             if self.comm.local_rank == 0:
                 view.copy_(value)
             parameter.data = view
-        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
         self.synchronize()
 
     @property
@@ -128,17 +134,6 @@ class SharedParameters:
     def synchronize(self) -> None:
         """Wait for all ranks of the node; collective over them, blocking."""
         self.local.barrier()
-
-    def check(self) -> None:
-        """Raise RuntimeError where a parameter was moved out of the shared memory."""
-        for index, parameter in enumerate(self.parameters):
-            if parameter.data_ptr() != self._addresses[index]:
-                shape = tuple(self.places[index].shape)
-                raise RuntimeError(
-                    f"node_shared: parameter {index}, shape {shape}, no longer lies "
-                    "in shared memory; something assigned its .data (model.to(), .float()): do "
-                    "that before sharing, and write values with copy_()"
-                )
 
 
 def share_parameters(model: nn.Module, comm: Comm, root: int = 0) -> SharedParameters:

@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from hsgd.agree import agree
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
 from hsgd.networks import Network, choose_network
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import as_memory
 from hsgd.optim.notified_tree.tree_checks import (
     Roots,
-    check_arguments,
-    check_roots,
     check_threads,
+    terms_of,
 )
 from hsgd.optim.notified_tree.tree_engine import Engine, reason_in
 from hsgd.optim.notified_tree.tree_parts import (
@@ -124,16 +125,17 @@ class NotifiedTree(WrappingOptimizer):
         super().__init__(optimizer)
         self._model, self._comm, self._overlap_forward = model, comm, overlap_forward
         layers = layers_of(model)
-        check_arguments(optimizer, layers, arity, part_bytes)
-        check_roots(roots, before_update is not None)
-        if before_update is not None and comm.rank == 0:
+        options = {"arity": arity, "roots": roots, "part_bytes": part_bytes, "network": network}
+        whole = before_update is not None
+        agree(comm, "NotifiedTree", lambda: terms_of(optimizer, model, options, whole_step=whole))
+        if whole and comm.rank == 0:
             warnings.warn(_NO_OVERLAP, stacklevel=2)
         node_count = len(set(comm.nodes))
         self._shared = roots == "shared" and node_count > 1
         sizes = [layer.bytes for layer in layers]
         teams = teams_of(comm.rank, comm.nodes, arity, sizes, self._shared)
         self._owned = [layer.index for layer in layers if teams[layer.index].is_root]
-        suits = before_update is None and updates_elements(optimizer)
+        suits = not whole and updates_elements(optimizer)
         if not _on_all(comm, suits) or (part_bytes is None and node_count == 1):
             part_bytes = 0
         parts = parts_of(layers, part_bytes)
@@ -154,13 +156,12 @@ class NotifiedTree(WrappingOptimizer):
         if self._shared:
             self._load_state_of_rank_0()
         owned = [p for index in self._owned for p in layers[index].parameters]
+        trained = [p for layer in layers for p in layer.parameters]
+        self._fixed = FixedParameters("NotifiedTree", optimizer, model, trained, trained)
         self._updater = Updater(optimizer, owned, before_update, len(parts) > len(layers))
         self._engine = Engine(
-            self._window,
-            self._plan,
-            teams,
-            self._update,
-            whole_step=before_update is not None,
+            *(self._window, self._plan, teams, self._update),
+            whole_step=whole,
             before_notify=_before_notify,
         )
         comm.barrier()  # the last one: from here on only notifications
@@ -201,6 +202,7 @@ class NotifiedTree(WrappingOptimizer):
         if closure is not None:
             raise TypeError("NotifiedTree.step: closures are not supported; call backward() before")
         self._check_open()
+        self._fixed.check(self._optimizer)
         for layer in self._plan.layers:
             if self._posted[layer.index] <= self._step:
                 self._post(layer)

@@ -5,26 +5,38 @@ Owns the refusals of its arguments. Never changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
-from hsgd.optim.notified_tree.tree_parts import Layer
+from hsgd.optim.layouts import layout_terms
+from hsgd.optim.notified_tree.tree_parts import Layer, layers_of
 from hsgd.optim.wrapping_optimizer import check_choice
 
 Roots = Literal["first", "shared"]
 
-__all__ = ["Roots", "check_arguments", "check_roots", "check_threads"]
+__all__ = ["Roots", "check_threads", "terms_of"]
 
 
-def check_arguments(
+def terms_of(
+    optimizer: Optimizer, model: nn.Module, options: Mapping[str, Any], *, whole_step: bool
+) -> dict[str, object]:
+    """What must be equal on all ranks: options and the model; local. Raises ValueError for what
+    cannot be. whole_step: there is a before_update, which rank 0 alone calls.
+    """
+    _check_arguments(optimizer, layers_of(model), options["arity"], options["part_bytes"])
+    _check_roots(options["roots"], whole_step)
+    return {**options, "optimizer": type(optimizer).__name__, **layout_terms(model)}
+
+
+def _check_arguments(
     optimizer: Optimizer, layers: Sequence[Layer], arity: int | None, part_bytes: int | None
 ) -> None:
-    """Raise ValueError for an optimizer, layers or numbers that cannot be."""
     if arity is not None and arity < 1:
         raise ValueError(f"NotifiedTree: arity is {arity}; give 1 or more, or None")
     if part_bytes is not None and part_bytes < 0:
@@ -53,8 +65,7 @@ def check_arguments(
                 )
 
 
-def check_roots(roots: str, whole_step: bool) -> None:
-    """Raise ValueError for roots that cannot be; whole_step: there is a before_update."""
+def _check_roots(roots: str, whole_step: bool) -> None:
     check_choice("NotifiedTree: roots", roots, get_args(Roots))
     if roots == "shared" and whole_step:
         raise ValueError(

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from hsgd.optim.layouts import strides_of
+
 __all__ = ["CHUNK_WORDS", "fold", "layout_sum", "value_sums", "word_count"]
 
 CHUNK_WORDS = 1 << 15
@@ -39,11 +41,7 @@ def layout_sum(name: str, tensor: Tensor) -> int:
     """Of name, shape, dtype and strides, but those of dimensions of one element, which have no
     meaning; local.
     """
-    strides: tuple[int, ...] = ()
-    if tensor.layout == torch.strided:
-        sizes = zip(tensor.stride(), tensor.shape, strict=True)
-        strides = tuple(stride if size > 1 else 0 for stride, size in sizes)
-    text = f"{name} {tuple(tensor.shape)} {strides} {tensor.dtype}"
+    text = f"{name} {tuple(tensor.shape)} {strides_of(tensor)} {tensor.dtype}"
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True
     )

@@ -1,0 +1,93 @@
+"""What ranks must have in common before they begin something together.
+
+Owns the comparison. Never makes anything, so that a rank that is refused leaves nothing behind, and
+all ranks come out of it alike: with an error, or without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from hsgd.comm import Comm
+from hsgd.errors import HsgdError, SignatureMismatch, about
+
+__all__ = ["agree"]
+
+_DIGEST_BYTES = 7  # what an int64 holds with either sign
+_ABSENT = "absent"
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object without words of its own
+_SHOWN = 120  # characters of a value
+
+
+def agree(comm: Comm, what: str, terms: Callable[[], Mapping[str, object]]) -> None:
+    """Return if all ranks have valid and equal terms; collective, blocking. Takes an allreduce of
+    24 bytes, however many terms and ranks there are.
+
+    what: is begun, for errors. terms: called once; returns values by name, compared as text, and
+    raises for arguments of this rank that cannot work.
+    Raises on all ranks: what terms() raised on the rank that it refused, HsgdError naming that rank
+    and its reason on others; SignatureMismatch naming the first term that differs, two ranks and
+    both values.
+    """
+    refusal: Exception | None = None
+    own: dict[str, str] = {}
+    try:
+        own = {name: _ADDRESS.sub("", str(value)) for name, value in terms().items()}
+    except Exception as error:  # of whatever kind: the others wait for the outcome
+        refusal = error
+    packed = json.dumps(own)
+    octets = hashlib.blake2b(packed.encode(), digest_size=_DIGEST_BYTES).digest()
+    digest = int.from_bytes(octets, "little")
+    place = 0 if refusal is None else comm.size - comm.rank  # the lowest rank that refuses counts
+    every = np.array([digest, -digest, place], np.int64)
+    most, least, first = comm.allreduce(every, "max", name=f"terms of {what}").tolist()
+    if first:
+        _raise_refusal(comm, what, comm.size - first, refusal)
+    if most != -least:
+        _raise_difference(comm, what, own)
+
+
+def _raise_refusal(comm: Comm, what: str, rank: int, refusal: Exception | None) -> None:
+    """Raise this rank's own, or that of `rank`; collective."""
+    line = _told_by(comm, rank, str(refusal).partition("\n")[0].removeprefix(f"{what}: "))
+    if refusal is not None:
+        raise refusal
+    raise about(rank, HsgdError(f"{what}: rank {rank} refused its arguments: {line}"))
+
+
+def _raise_difference(comm: Comm, what: str, own: Mapping[str, str]) -> None:
+    """Raise SignatureMismatch about the first rank whose terms are not those of rank 0;
+    collective.
+    """
+    first = json.loads(_told_by(comm, 0, json.dumps(own)))
+    here = [n for n in _merged(own, first) if own.get(n, _ABSENT) != first.get(n, _ABSENT)]
+    mine = np.array([comm.rank if here else comm.size], np.int64)
+    other = int(comm.allreduce(mine, "min", name=f"who differs in {what}")[0])
+    told = json.dumps([here[0], own.get(here[0], _ABSENT)] if here else [])
+    name, value = json.loads(_told_by(comm, other, told))
+    error = SignatureMismatch(
+        f"{what}: {name} is {value[:_SHOWN]} on rank {other}, {first.get(name, _ABSENT)[:_SHOWN]} "
+        "on rank 0; give the same on every rank"
+    )
+    error.ranks, error.rank = (0, other), other
+    raise error
+
+
+def _merged(*orders: Mapping[str, str]) -> list[str]:
+    """Names of all, each as early as one has it, and before others if one lacks it."""
+    places: dict[str, int] = {}
+    for order in orders:
+        for place, name in enumerate(order):
+            places[name] = min(place, places.get(name, place))
+    return sorted(places, key=lambda name: (places[name], all(name in order for order in orders)))
+
+
+def _told_by(comm: Comm, rank: int, text: str) -> str:
+    """Return that rank's text; collective."""
+    own = text.encode() if comm.rank == rank else b""
+    return comm.allgather(np.frombuffer(own, np.uint8), name="what differs").tobytes().decode()
