@@ -205,7 +205,7 @@ def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:
         return Attributes()
     found = source.attributes()
     lines = [
-        left_out_line(name, "no fields, so", source.left_out),
+        left_out_line(name, getattr(source, "left_out_are", "no fields, so"), source.left_out),
         left_out_line(name, "attributes", found.left_out),
     ]
     for line in lines:

@@ -38,9 +38,9 @@ from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_fol
 from ..format.stored_rows import StoredRows
 from ..order.partition import IntArray
 from ..reading.reader import RowReader
+from .class_folders import IMAGE_SUFFIXES
 from .joined_sources import HDF5_SUFFIXES, JoinedSource
 from .record_sources import (
-    IMAGE_SUFFIXES,
     CsvSource,
     ImageFolderSource,
     ParquetSource,
