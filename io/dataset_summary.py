@@ -11,6 +11,7 @@ from dataclasses import asdict
 from .class_counts import ClassCounts, class_counts
 from .convert.progress import bytes_text
 from .format.dataset_index import DataMap
+from .format.packed_values import packing_text
 from .format.slab_folder import SOURCE_ORDER
 
 __all__ = ["describe", "document", "table"]
@@ -48,6 +49,10 @@ def describe(data: DataMap) -> str:
     for name, classes in class_counts(data).items():
         lines += _class_table(name, classes)
     lines += [f"  no field: {name} ({why})" for name, why in data.left_out.items()]
+    lines += [
+        f"  packed: {name} ({packing_text(values)}), read as stored"
+        for name, values in data.packing.items()
+    ]
     lines += [f"  never written: {line}" for line in data.unwritten().values()]
     if header is not None:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
@@ -78,6 +83,7 @@ def document(data: DataMap) -> dict[str, object]:
         "fields": fields,
         "left_out": dict(data.left_out),
         "unwritten": data.unwritten(),
+        "packing": {name: dict(values) for name, values in data.packing.items()},
         "classes": {name: asdict(classes) for name, classes in class_counts(data).items()},
     }
     if (header := data.header) is not None:
