@@ -30,6 +30,7 @@ __all__ = [
     "Attributes",
     "class_attributes",
     "class_names",
+    "class_names_of",
     "common_attributes",
     "read_attributes",
     "write_attributes",
@@ -67,8 +68,21 @@ def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]
         link = file.get(field, getlink=True)
         if link is None or isinstance(link, import_h5py().ExternalLink):
             raise DataError(f"{location}: no field {field!r}; there are: {', '.join(sorted(file))}")
-        found = file[field].attrs.get(_CLASS_NAMES, ())
-        return [name.decode() if isinstance(name, bytes) else str(name) for name in found]
+        return _names_at(file, field)
+
+
+def class_names_of(path: str | os.PathLike[str], fields: Iterable[str]) -> dict[str, list[str]]:
+    """As class_names(), of several fields, without those that have none."""
+    with _index_of(path) as file:
+        found = {field: _names_at(file, field) for field in fields}
+    return {field: names for field, names in found.items() if names}
+
+
+def _names_at(file: h5py.File, field: str) -> list[str]:
+    found = file[field].attrs.get(_CLASS_NAMES)
+    if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "OSU":
+        return []  # an attribute of this name that means something else
+    return [n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in found]
 
 
 def _index_of(path: str | os.PathLike[str]) -> AbstractContextManager[h5py.File]:
