@@ -95,7 +95,9 @@ PACKAGES = {
         "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order "
         "hsgd.io.reading hsgd.io.remote hsgd.job"
     ),
-    "hsgd.cli": "hsgd.agent hsgd.doctor hsgd.io hsgd.launch hsgd.plan hsgd.status hsgd.trace",
+    "hsgd.cli": (
+        "hsgd.agent hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan hsgd.status hsgd.trace"
+    ),
     "hsgd": "hsgd.box hsgd.cli hsgd.device hsgd.job hsgd.launch hsgd.status hsgd.trace",
     "hsgd.optim.replicas": "",
     "hsgd.optim.triggers": "",
