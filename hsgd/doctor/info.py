@@ -21,7 +21,7 @@ from hsgd import built, mpi_abi
 from hsgd.config import Config
 from hsgd.doctor import cpu_domains, fabrics, node_layout, probe
 from hsgd.errors import HsgdError, LaunchError
-from hsgd.job import launchers
+from hsgd.job import launcher_variables
 from hsgd.launch import elf, hook, launch, preload
 from hsgd.launch.mpirun import Launcher
 
@@ -306,7 +306,7 @@ def _add_distributed(report: Report) -> None:
     known = any(point.name == "hsgd" for point in points) and not off
     state = "known to torch" if known else "not known to torch: import hsgd.torch first"
     report.fact("torch.distributed", "backend hsgd", state)
-    report.fact("torch.distributed", "would use", launchers.describe(os.environ))
+    report.fact("torch.distributed", "would use", launcher_variables.describe(os.environ))
     report.fact("torch.distributed", 'backend "gloo"', _who_serves_gloo())
     found = probe.operators()
     report.fact("torch.distributed", "hsgd.operators", found.line or "do not load")

@@ -18,6 +18,7 @@ from pathlib import Path
 from hsgd import built, mpi_abi
 from hsgd.errors import LaunchError
 from hsgd.launch import preload
+from hsgd.launch.allocation import is_managed, spread
 from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
 from hsgd.programs import answer_of
 
@@ -46,7 +47,6 @@ _PLACEMENT = (
     "default-hostfile",
     "configfile",
 )
-_RESOURCE_MANAGERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 _VERSION_LIMIT_S = 60
 
 
@@ -166,9 +166,8 @@ def plan_run(
     library = preload.library(abi_of(launcher))
     preload.check_loadable(library)
     placed = any(word.startswith("-") and word.lstrip("-") in _PLACEMENT for word in mpi_args)
-    placed = placed or any(name in environ for name in _RESOURCE_MANAGERS)
     if hosts is None and not placed:
-        hosts = f"localhost:{ranks}"
+        hosts = _hosts_for_mpirun(launcher, ranks, environ)
     before = environ.get("LD_PRELOAD", "")
     added = job_environment(launcher, environ)
     job = Job(
@@ -181,6 +180,17 @@ def plan_run(
         mpi_args=tuple(mpi_args),
     )
     return command_line(launcher, job, environ), added
+
+
+def _hosts_for_mpirun(launcher: Launcher, ranks: int, environ: Mapping[str, str]) -> str | None:
+    """Those of a resource manager that this mpirun need not know, or this one; None where it knows
+    them. Open MPI reads Slurm's variables always, and others only where it was built for them.
+    """
+    if not is_managed(environ):
+        return f"localhost:{ranks}"
+    if launcher.kind != "Open MPI" or "SLURM_JOB_ID" in environ:
+        return None
+    return ",".join(f"{host.name}:{host.slots}" for host in spread(environ, ranks)) or None
 
 
 def read_command(words: Sequence[str], added: Mapping[str, str]) -> str:

