@@ -39,8 +39,14 @@ _S3_SETTINGS = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"),
 )
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")  # below 2**63
 _TUNNEL = re.compile(r"Tunnel connection failed: (\d+)")  # of http.client
+# What comes is what is stored, as far as http.client decodes it. aws-chunked: how it came to S3.
+_NOT_ENCODED = {
+    "Content-Encoding": ("", "identity", "aws-chunked"),
+    "Transfer-Encoding": ("", "identity", "chunked"),
+}
+_MOST_SHOWN = 80  # characters of a header, in a message
 _SECRETS = re.compile(r"\?\S*|(?<=//)[^/\s@]*@")
 
 
@@ -336,13 +342,34 @@ def s3_client() -> S3Client:
 
 def _range_of(status: int, headers: Any) -> tuple[int, int, int]:
     """First byte, end and size of the object, by the headers of an answer."""
-    found = _RANGE.fullmatch(headers.get("Content-Range", headers.get("content-range", "")))
-    if status != 206 or found is None:
+    text = headers.get("Content-Range", headers.get("content-range", ""))
+    if status != 206 or not text:
         raise RequestFailed(
             f"status {status} without a range; this server sends whole files only", again=False
         )
+    for name, plain in _NOT_ENCODED.items():
+        encoding = headers.get(name, headers.get(name.lower(), ""))
+        if encoding.lower() not in plain:
+            raise RequestFailed(
+                f"the server sends it encoded (header {_shown(f'{name}: {encoding}')}); store the "
+                "object without that header, or switch compression off for it",
+                again=False,
+            )
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise RequestFailed(
+            f"the server names a range that is none (header {_shown(f'Content-Range: {text}')}); "
+            "check the server",
+            again=False,
+        )
     first, last, size = map(int, found.groups())
     return first, last + 1, size
+
+
+def _shown(header: str) -> str:
+    """A header for a message: printable, and its beginning only."""
+    text = ascii(header)[1:-1]
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _refusal(status: int, after: str) -> RequestFailed:
