@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hsgd.config import Config
 from hsgd.errors import LaunchError, MissingExtra
+from hsgd.job.sealed_store import JOB_SECRET
 from hsgd.launch import launch
 from hsgd.launch.allocation import spread
 from hsgd.launch.mpirun import MOST_RANKS, Host, parse_hosts
@@ -132,7 +133,7 @@ def plan(
         most_resets=arguments.reset_limit,
     )
     names = [*launch.exported(environ), *{"OMP_NUM_THREADS"}.intersection(environ)]
-    given = {name: environ[name] for name in names}
+    given = {name: environ[name] for name in names if name != JOB_SECRET}
     return elastic_job.ElasticJob(options, hosts, script, given)
 
 

@@ -22,6 +22,7 @@ from hsgd.config import Config
 from hsgd.doctor import cpu_domains, fabrics, node_layout, probe
 from hsgd.errors import HsgdError, LaunchError
 from hsgd.job import launcher_variables
+from hsgd.job.sealed_store import JOB_SECRET
 from hsgd.launch import elf, hook, launch, preload
 from hsgd.launch.mpirun import Launcher
 
@@ -394,7 +395,7 @@ def _add_configuration(report: Report) -> None:
         origin = "" if variable in os.environ else " (default)"
         report.fact("Configuration", variable, f"{getattr(config, name)}{origin}")
     known = {*Config.variables().values()}
-    for variable in sorted(os.environ):
+    for variable in sorted(os.environ.keys() - {JOB_SECRET, launcher_variables.AGENT_ROUND}):
         if variable.startswith("HSGD_") and variable not in known:
             report.problem(
                 f"{variable} is not a variable of hsgd: it has no effect",
