@@ -28,6 +28,7 @@ from .convert.verify import find_damage
 from .dataset_summary import describe, document, table
 from .format.chunks import COMPRESSIONS
 from .format.dataset_index import open_map, open_undamaged
+from .format.index_checksum import unchecked_index
 from .loader import PartitionedLoader
 from .options import ReadOptions, Shuffle
 from .remote.urls import child_url, is_url
@@ -390,8 +391,10 @@ def _verify(options: argparse.Namespace) -> int:
             damaged.append(line)
             if not options.json:
                 _show(line)
+    unchecked = [] if is_url(data.path) else unchecked_index(data.path)
     if options.json:
         found = {"path": data.path, "bytes": total, "slabs": slabs, "damaged": damaged}
+        found["unchecked"] = unchecked
         _show(json.dumps(found, indent=2))
     elif damaged:
         counts = {"slabs": len(refused), "blocks": len(damaged) - len(refused)}
@@ -403,6 +406,8 @@ def _verify(options: argparse.Namespace) -> int:
         print(f"{kinds}; restore these files, or convert the data again")
     else:
         _show(f"{data.path}: {bytes_text(total)} in {slabs} slabs, all checksums right")
+    for line in unchecked if not options.json else ():
+        _show(line)
     return 1 if damaged else 0
 
 

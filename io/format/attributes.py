@@ -20,6 +20,7 @@ from hsgd.errors import DataError
 from ..remote.metadata_file import MetadataFile
 from ..remote.objects import ObjectReader, RemoteAccess
 from ..remote.urls import child_url, is_url, names_a_file, url_of
+from .index_checksum import check_index, check_index_stream
 from .opening import examined, examined_object, first_line
 from .slab_folder import INDEX_NAME, SlabHeader, import_h5py, read_header
 
@@ -90,9 +91,26 @@ def _index_of(path: str | os.PathLike[str]) -> AbstractContextManager[h5py.File]
     if is_url(path):
         url = url_of(path)
         url = url if names_a_file(url) else child_url(url, INDEX_NAME)
-        return examined_object(MetadataFile(url, ObjectReader(RemoteAccess())))
+        content = MetadataFile(url, ObjectReader(RemoteAccess()))
+        if url.endswith(f"/{INDEX_NAME}"):
+            _check_content(content)
+        return examined_object(content)
     location = Path(path).absolute()
-    return examined(location / INDEX_NAME if location.is_dir() else location)
+    location = location / INDEX_NAME if location.is_dir() else location
+    if location.name == INDEX_NAME and location.is_file():
+        check_index(location)
+    return examined(location)
+
+
+def _check_content(content: MetadataFile) -> None:
+    try:
+        check_index_stream(content, content.url)
+    except DataError:  # an OSError as well
+        raise
+    except OSError:
+        if content.failure is None:
+            raise
+        raise content.failure from None
 
 
 def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:

@@ -28,6 +28,7 @@ from ..remote.objects import ObjectMissing, ObjectReader, RemoteAccess
 from ..remote.urls import is_url, names_a_file, parent_url, url_of
 from .chunks import Chunks, chunks_of, load_filters
 from .fields import choose_fields, inner_name, linked_file, stored_name
+from .index_checksum import check_index
 from .opening import (
     Folder,
     Identity,
@@ -342,6 +343,8 @@ def check_unique(names: Sequence[str]) -> None:
 @contextmanager
 def _open_index(folder: Folder) -> Iterator[tuple[h5py.File, SlabHeader]]:
     index_path = folder.place(INDEX_NAME)
+    if isinstance(index_path, Path):
+        check_index(index_path)
     with folder.examined(INDEX_NAME) as file:
         index = read_header(file)
         if index is None:
