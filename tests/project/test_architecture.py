@@ -79,7 +79,7 @@ PACKAGES = {
     "hsgd.c10d.diagnostics": "",
     "hsgd.c10d.devices": "hsgd.device",
     "hsgd.c10d": "hsgd.c10d.devices hsgd.c10d.diagnostics hsgd.job",
-    "hsgd.launch": "hsgd.c10d",
+    "hsgd.launch": "hsgd.c10d hsgd.job",
     "hsgd.agent": "hsgd.job hsgd.launch",
     "hsgd.doctor": "hsgd.job hsgd.launch hsgd.status",
     "hsgd.io.order": "",
