@@ -38,7 +38,7 @@ First steps:
 Your script:
   import horovod.torch as hvd                  hsgd run --horovod -np 2 python train.py
   init_process_group("gloo"), Lightning, ...   hsgd run --gloo -np 2 python train.py
-  init_process_group("hsgd")                   torchrun --nproc-per-node 2 train.py
+  init_process_group("hsgd")                   hsgd run -np 2 python train.py, or torchrun
   any MPI program                              LD_PRELOAD=$(hsgd preload) mpirun -np 2 ./app
 
 Your data:

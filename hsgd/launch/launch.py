@@ -20,6 +20,7 @@ from hsgd.errors import LaunchError
 from hsgd.launch import preload
 from hsgd.launch.allocation import is_managed, spread
 from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
+from hsgd.launch.torch_variables import command_of_rank, meeting
 from hsgd.programs import answer_of
 
 __all__ = [
@@ -159,7 +160,8 @@ def plan_run(
     """Words and added variables of `hsgd run`; local, blocking. Raises LaunchError when the job
     cannot start.
 
-    The ranks get the interposer by LD_PRELOAD, so this needs neither Horovod nor the start-up hook.
+    The ranks get the interposer by LD_PRELOAD, so this needs neither Horovod nor the start-up hook,
+    and the variables of torch.distributed.
     Without a host list the ranks run here, unless a resource manager or mpi_args place them.
     """
     launcher = find_launcher(environ)
@@ -170,13 +172,17 @@ def plan_run(
         hosts = _hosts_for_mpirun(launcher, ranks, environ)
     before = environ.get("LD_PRELOAD", "")
     added = job_environment(launcher, environ)
+    places = parse_hosts(hosts, ranks) if hosts else ()
     job = Job(
-        command=tuple(command),
+        command=command_of_rank(launcher, command),
         ranks=ranks,
         cores=cores(),
-        hosts=parse_hosts(hosts, ranks) if hosts else (),
+        hosts=places,
         export=tuple(sorted({*exported(environ), "HOROVOD_PLUGIN"})),
-        define={"LD_PRELOAD": f"{library}:{before}" if before else str(library)},
+        define={
+            **meeting(places, environ, placed=placed),
+            "LD_PRELOAD": f"{library}:{before}" if before else str(library),
+        },
         mpi_args=tuple(mpi_args),
     )
     return command_line(launcher, job, environ), added

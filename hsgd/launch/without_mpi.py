@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -21,11 +20,11 @@ from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret
 from hsgd.launch.allocation import spread
 from hsgd.launch.mpirun import Host, parse_hosts
 from hsgd.launch.ssh import over_ssh
+from hsgd.launch.torch_variables import free_port
 
 __all__ = ["plan", "run_all"]
 
 _END_S = 30.0  # torchrun gives its workers this long to end
-_PORTS = (20000, 32000)  # below those that Linux gives to clients (ip_local_port_range)
 
 
 def plan(
@@ -58,7 +57,7 @@ def plan(
     meeting = [
         f"--nnodes={len(places)}",
         f"--master-addr={socket.gethostname() if first.is_here else first.name}",
-        f"--master-port={_port(first.is_here)}",
+        f"--master-port={free_port(first.is_here)}",
     ]
     commands = []
     for node, (host, count) in enumerate(places):
@@ -150,12 +149,3 @@ def _places(hosts: Sequence[Host], ranks: int) -> list[tuple[Host, int]]:
 def _torchrun(options: Sequence[str], command: Sequence[str]) -> list[str]:
     words = [sys.executable, "-m", "torch.distributed.run", *options]
     return [*words, "--no-python", *command]
-
-
-def _port(is_here: bool) -> int:
-    """For the store of torchrun on the first host; there it may be taken, which torchrun says."""
-    if not is_here:
-        return random.SystemRandom().randrange(*_PORTS)
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
