@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-__all__ = ["Asked", "HostileServer", "answer"]
+__all__ = ["Asked", "HostileServer", "dripping"]
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
