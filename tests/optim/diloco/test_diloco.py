@@ -173,6 +173,19 @@ def test_workers_that_are_at_other_steps_do_not_meet(
         assert "due at step 4" in line and "due at step 6" in line
 
 
+def take_other_numbers_of_steps(seat: Seat, path: str) -> tuple[str, str]:
+    params = toy()
+    sgd = torch.optim.SGD(params, lr=RATE)
+    with DiLoCo(sgd, params, seat.comm(path, 2), sync_every=100, group=None) as diloco:
+        toy_steps(params, diloco, seat.rank, range(1, 3 + seat.rank))
+        return told_by(diloco.synchronize_weights)
+
+
+def test_workers_that_took_other_numbers_of_steps_are_told(pools: Callable[[int], Ranks]) -> None:
+    for kind, line in pools(2).run(take_other_numbers_of_steps, meeting_point()):
+        assert kind == "HsgdError" and "ranks have taken 2 to 3 steps" in line
+
+
 @pytest.mark.parametrize("count", [1, 100, 5000])
 @pytest.mark.parametrize("how", [Int8(), Int8(7), TopK(), TopK(0.3, 64), "topk", None])
 def test_what_is_left_out_is_never_lost(
