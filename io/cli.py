@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import time
@@ -19,7 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hsgd.errors import DataError, MissingExtra
+from hsgd.errors import DataError, LaunchError, MissingExtra
+from hsgd.job.launchers import launched
 
 from .convert.conversion import convert_to_slabs
 from .convert.progress import Progress, bytes_text
@@ -28,13 +28,12 @@ from .convert.verify import find_damage
 from .dataset_summary import describe, document, table
 from .format.chunks import COMPRESSIONS
 from .format.dataset_index import open_map, open_undamaged
+from .format.index_checksum import unchecked_index
 from .loader import PartitionedLoader
 from .options import ReadOptions, Shuffle
 from .remote.urls import child_url, is_url
 
 __all__ = ["add_parser"]
-
-_WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 _DATA_EXAMPLES = """\
 examples:
@@ -354,7 +353,8 @@ def _show(text: str) -> None:
 
 def _launched_together() -> Any:
     """The communicator of all ranks under mpirun; None for a single process."""
-    if not any(int(os.environ.get(name, "1")) > 1 for name in _WORLD_SIZES):
+    found = launched()
+    if found is None or found.is_alone:
         return None
     try:
         from mpi4py import MPI
@@ -362,6 +362,12 @@ def _launched_together() -> Any:
         raise MissingExtra(
             f"converting with several ranks needs mpi4py ({error}); pip install mpi4py"
         ) from None
+    if MPI.COMM_WORLD.size == 1:
+        raise LaunchError(
+            f"{found.what} started this process beside others, but mpi4py's MPI sees this one "
+            "alone, so each would convert everything; start with the mpirun of that MPI, or, to "
+            f"convert in one process, unset {found.names}"
+        )
     return MPI.COMM_WORLD
 
 
@@ -385,8 +391,10 @@ def _verify(options: argparse.Namespace) -> int:
             damaged.append(line)
             if not options.json:
                 _show(line)
+    unchecked = [] if is_url(data.path) else unchecked_index(data.path)
     if options.json:
         found = {"path": data.path, "bytes": total, "slabs": slabs, "damaged": damaged}
+        found["unchecked"] = unchecked
         _show(json.dumps(found, indent=2))
     elif damaged:
         counts = {"slabs": len(refused), "blocks": len(damaged) - len(refused)}
@@ -398,6 +406,8 @@ def _verify(options: argparse.Namespace) -> int:
         print(f"{kinds}; restore these files, or convert the data again")
     else:
         _show(f"{data.path}: {bytes_text(total)} in {slabs} slabs, all checksums right")
+    for line in unchecked if not options.json else ():
+        _show(line)
     return 1 if damaged else 0
 
 

@@ -1,20 +1,24 @@
 """What a dataset is, as text for people and as a document for programs.
 
-Owns the words of `hsgd data info`. Reads metadata alone.
+Owns the words of `hsgd data info`. Reads metadata, and the labels of classes that have names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from .class_counts import ClassCounts, class_counts
 from .convert.progress import bytes_text
 from .format.dataset_index import DataMap
+from .format.packed_values import packing_text
 from .format.slab_folder import SOURCE_ORDER
 
 __all__ = ["describe", "document", "table"]
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _PICTURE_CELLS = 64
+_MOST_CLASSES = 20  # in a table
 
 
 def describe(data: DataMap) -> str:
@@ -42,7 +46,13 @@ def describe(data: DataMap) -> str:
         shape = f"({', '.join(['any', *map(str, spec.shape)])})" if spec.ragged else str(spec.shape)
         rows.append((spec.name, shape, str(spec.dtype), total, how))
     lines = [data.path, f"  {kind}", *table(rows)]
+    for name, classes in class_counts(data).items():
+        lines += _class_table(name, classes)
     lines += [f"  no field: {name} ({why})" for name, why in data.left_out.items()]
+    lines += [
+        f"  packed: {name} ({packing_text(values)}), read as stored"
+        for name, values in data.packing.items()
+    ]
     lines += [f"  never written: {line}" for line in data.unwritten().values()]
     if header is not None:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
@@ -73,6 +83,8 @@ def document(data: DataMap) -> dict[str, object]:
         "fields": fields,
         "left_out": dict(data.left_out),
         "unwritten": data.unwritten(),
+        "packing": {name: dict(values) for name, values in data.packing.items()},
+        "classes": {name: asdict(classes) for name, classes in class_counts(data).items()},
     }
     if (header := data.header) is not None:
         seed = header.permutation_seed
@@ -82,6 +94,21 @@ def document(data: DataMap) -> dict[str, object]:
             "uuid": header.dataset_uuid,
         }
     return found
+
+
+def _class_table(field: str, classes: ClassCounts) -> list[str]:
+    """The classes of a field, the first ones if there are many."""
+    names, samples = classes.names, classes.samples
+    shown = len(names) if len(names) <= _MOST_CLASSES else _MOST_CLASSES - 1
+    rows = [(field, "class", "samples")]
+    for label, name in enumerate(names[:shown]):
+        rows.append((str(label), name, "not counted" if samples is None else f"{samples[label]:,}"))
+    if shown < len(names):
+        rest = "not counted" if samples is None else f"{sum(samples[shown:]):,}"
+        rows.append((f"... {len(names) - 1}", f"{len(names) - shown} more, see --json", rest))
+    if classes.nameless:
+        rows.append(("others", "without a name", f"{classes.nameless:,}"))
+    return ["", *table(rows)]
 
 
 def _slab_picture(data: DataMap) -> list[str]:

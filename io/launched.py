@@ -11,21 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RankHere", "check_still_alone", "rank_here"]
+from hsgd.errors import LaunchError
+from hsgd.job.launchers import launched
 
-# The innermost launcher first, as hsgd.job.launcher_variables has them. RANK and WORLD_SIZE without
-# torchrun come last: images and schedulers set them for a node, in which an mpirun starts ranks.
-_TORCHRUN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-_VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""),
-    ("PMI_RANK", "PMI_SIZE", ""),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ""),
-    ("HOROVOD_RANK", "HOROVOD_SIZE", ""),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"),
-    ("RANK", "WORLD_SIZE", ""),
-)
-# A shell of `srun --pty` is one process, whatever its step says.
-_OF_A_STEP = ("PMI_RANK", "SLURM_PROCID")
+__all__ = ["RankHere", "check_still_alone", "rank_here"]
 
 _ALONE = "no launcher"
 
@@ -45,8 +34,9 @@ def rank_here(
     comm: Any = None,
     environ: Mapping[str, str] = os.environ,
 ) -> RankHere:
-    """What the caller says, else `comm`, else torch.distributed where it is initialized, else the
-    variables of a launcher, else one rank alone. Raises ValueError for one of both.
+    """What the caller says, else `comm`, else torch.distributed or hsgd where one is initialized,
+    else the variables of a launcher, else one rank alone. Raises ValueError for one of both, and
+    LaunchError where a launcher started this process beside others and gave it no rank and size.
     """
     if rank is not None and world_size is not None:
         return RankHere(rank, world_size, "the arguments")
@@ -56,28 +46,43 @@ def rank_here(
         )
     if comm is not None:
         return RankHere(int(comm.rank), int(comm.size), "comm")
+    here = _initialized()
+    if here is not None:
+        return here
+    found = launched(environ)
+    if found is None:
+        return RankHere(0, 1, _ALONE)
+    if found.is_alone:
+        return RankHere(0, 1, found.names)
+    if found.rank is None or found.size is None:
+        raise LaunchError(
+            f"{found.what} started this process beside others, and does not say which rank of how "
+            "many it is, so each would read all samples; make the loader after hvd.init(), "
+            "hsgd.init() or init_process_group(), or give comm=, or rank= and world_size= (0 and 1 "
+            "for a process that is alone on purpose)"
+        )
+    return RankHere(found.rank, found.size, found.names)
+
+
+def _initialized() -> RankHere | None:
+    """The rank in what this process has initialized by now; hsgd counts once init() was called."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return RankHere(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
-    for rank_name, size_name, needed in (_TORCHRUN, *_VARIABLES):
-        if needed and needed not in environ:
-            continue
-        if rank_name in _OF_A_STEP and "SLURM_PTY_PORT" in environ:
-            continue
-        texts = environ.get(rank_name, ""), environ.get(size_name, "")
-        if all(text.isdecimal() for text in texts) and int(texts[0]) < int(texts[1]):
-            return RankHere(int(texts[0]), int(texts[1]), f"{rank_name} and {size_name}")
-    return RankHere(0, 1, _ALONE)
+    world = sys.modules.get("hsgd.world")
+    if world is not None and world.is_initialized():
+        return RankHere(world.rank(), world.size(), "hsgd")
+    return None
 
 
 def check_still_alone(here: RankHere) -> None:
-    """Raise RuntimeError where no rank was found, and torch.distributed has several by now."""
+    """Raise RuntimeError where no rank was found, and there are several by now."""
     if here.found != _ALONE:
         return
-    now = rank_here(None, None, None, {})
-    if now.world_size > 1:
+    now = _initialized()
+    if now is not None and now.world_size > 1:
         raise RuntimeError(
-            "this loader was made before torch.distributed was initialized, and found no launcher: "
+            f"this loader was made before {now.found} was initialized, and found no launcher: "
             f"each of the {now.world_size} ranks would read all samples; make it later (with "
             "Lightning in train_dataloader()), or give rank= and world_size="
         )

@@ -35,6 +35,7 @@ from .cache.slab_cache import CacheStats, NodeCache, NodeGroup
 from .format.dataset_index import DataMap, open_map
 from .format.element_windows import packed_map
 from .format.fields import left_out_line
+from .format.packed_values import packing_warnings
 from .format.slab_folder import FieldSpec
 from .format.stored_rows import unwritten_lines
 from .launched import check_still_alone, rank_here
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "PartitionedLoader"]
 
+_PACKED = "its values are delivered as they are stored; apply these in transform="
 # Attributes that no other process gets.
 _OF_PROCESS = (
     "_lock",
@@ -202,6 +204,7 @@ class PartitionedLoader(Closing):
             accepted=self._options.fill_unwritten,
             option="ReadOptions(fill_unwritten=True)",
         )
+        lines += packing_warnings(self._data.path, self._data.packing, _PACKED)
         for line in lines:
             if self._rank == 0:
                 warnings.warn(line, stacklevel=3)

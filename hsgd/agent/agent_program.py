@@ -1,7 +1,7 @@
 """The agent of one node as a program, `python -m hsgd.agent.agent_program`: `hsgd run` starts it.
 
-Owns its words: the options as JSON, then the command. Its input tells it to let its ranks go, and
-ends with the job.
+Owns its words: the options as JSON, then the command. Its input has the secret of the job as first
+line, tells it to let its ranks go, and ends with the job.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hsgd.agent.node_agent import AgentOptions, NodeAgent
 from hsgd.agent.node_rounds import NodeRounds, OneNode, Rounds
 from hsgd.job.agent_store import open_store
 from hsgd.job.deadline_store import DeadlineStore
+from hsgd.job.sealed_store import JOB_SECRET, ForeignValue, sealed
 
 __all__ = ["main", "run_agent", "words"]
 
@@ -59,13 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     options = AgentOptions(command=tuple(command), **json.loads(arguments.options))
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as inputs:
+        os.environ[JOB_SECRET] = inputs.readline().decode().strip()
     try:
-        store = DeadlineStore(_connect(options), _ANSWER_S, f"host {options.host}")
+        store = DeadlineStore(sealed(_connect(options)), _ANSWER_S, f"host {options.host}")
         return run_agent(options, store, several_nodes=True, inputs=sys.stdin.fileno())
     except RuntimeError as error:
         where = options.environment["MASTER_ADDR"]
-        reason = str(error).splitlines()[0]
-        print(f"hsgd: error: no job answers at {where}: {reason}", file=sys.stderr, flush=True)
+        told = f"no job answers at {where}: {str(error).splitlines()[0]}"
+        told = str(error) if isinstance(error, ForeignValue) else told
+        print(f"hsgd: error: {told}", file=sys.stderr, flush=True)
         return 1
 
 

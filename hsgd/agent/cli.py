@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hsgd.config import Config
 from hsgd.errors import LaunchError, MissingExtra
+from hsgd.job.sealed_store import JOB_SECRET
 from hsgd.launch import launch
+from hsgd.launch.allocation import spread
 from hsgd.launch.mpirun import MOST_RANKS, Host, parse_hosts
 
 if TYPE_CHECKING:
@@ -102,7 +104,10 @@ def plan(
         hosts = {host.name: host for host in parse_hosts(arguments.hosts, 1)}
     else:
         slots = arguments.max_np or arguments.ranks or least
-        hosts = {"localhost": Host("localhost", slots)}
+        places = spread(environ, slots, fill=arguments.max_np is arguments.ranks is None) or (
+            Host("localhost", slots),
+        )
+        hosts = {host.name: host for host in places}
     slots = sum(host.slots for host in hosts.values())
     ranks = arguments.ranks or max(least, min(most, slots))
     if not least <= ranks <= most:
@@ -128,7 +133,7 @@ def plan(
         most_resets=arguments.reset_limit,
     )
     names = [*launch.exported(environ), *{"OMP_NUM_THREADS"}.intersection(environ)]
-    given = {name: environ[name] for name in names}
+    given = {name: environ[name] for name in names if name != JOB_SECRET}
     return elastic_job.ElasticJob(options, hosts, script, given)
 
 

@@ -7,6 +7,7 @@ again. Worlds are the agents' matter. Where all ranks run here, the agent is thi
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 import socket
@@ -23,6 +24,7 @@ from hsgd.agent.host_discovery import HostScript
 from hsgd.agent.job_events import JobEvents
 from hsgd.agent.node_agent import AgentOptions
 from hsgd.errors import LaunchError
+from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret, sealed
 from hsgd.launch.mpirun import Host
 from hsgd.launch.ssh import over_ssh_with_input
 
@@ -59,14 +61,16 @@ def run(job: ElasticJob) -> int:
 
     dist: Any = torch.distributed
 
+    os.environ[JOB_SECRET] = draw_job_secret()  # ranks and agents of this host inherit it
     here = "127.0.0.1" if job.is_here else socket.gethostname()
     with socket.socket() as door:
         door.bind(("127.0.0.1" if job.is_here else "", 0))
         door.listen(1024)
         port = int(door.getsockname()[1])
-        store = dist.TCPStore(
+        served = dist.TCPStore(
             here, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
         )
+    store = sealed(served)
     options = replace(job.options, environment={**job.options.environment, **_meeting(here, port)})
     if job.is_here:
         name = next(iter(job.hosts))
@@ -217,7 +221,10 @@ class _Driver:
         if not host.is_here:
             given = [f"{key}={value}" for key, value in self._job.given.items()]
             words = over_ssh_with_input(host.name, ["env", *given, *words])
-        process = subprocess.Popen(words, stdin=subprocess.PIPE)
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0)
+        if process.stdin is not None:  # everybody may read its words
+            with contextlib.suppress(OSError):
+                process.stdin.write(f"{os.environ[JOB_SECRET]}\n".encode())
         self._nodes[host.name] = _Node(name, host, process)
 
     def _end(self) -> None:

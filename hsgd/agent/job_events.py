@@ -1,18 +1,19 @@
 """What agents tell one another while a world lasts, through the job's store.
 
-Owns the keys. One counter changes with every event, so that an agent that looks reads one key. Each
+Owns the keys. One mark changes with every event, so that an agent that looks reads one key. Each
 agent looks for itself: nobody waits for anybody here.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from hsgd.job.agent_store import broken_key
 
 __all__ = ["JobEvents"]
 
-_COUNT = "hsgd/agent/events"
+_MARK = "hsgd/agent/events"
 _BEGUN = "hsgd/agent/begun"
 _SEATED = "hsgd/agent/seated"
 _HELD = "hsgd/agent/held"
@@ -23,15 +24,15 @@ _FAILED = "hsgd/agent/failed"
 
 
 class JobEvents:
-    """store: one of torch.distributed, which nothing else waits at."""
+    """store: one of torch.distributed, sealed, which nothing else waits at."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._seen = -1
+        self._seen: str | None = None
 
     def changed(self) -> bool:
         """Whether something was told since the last call; the first time always."""
-        seen, self._seen = self._seen, int(self._store.add(_COUNT, 0))
+        seen, self._seen = self._seen, self._read(_MARK)
         return seen != self._seen
 
     def tell_broken(self, world: int, rank: int, text: str) -> None:
@@ -113,7 +114,7 @@ class JobEvents:
         self._store.append(_ENDED, f"{node} ")
         if lost:
             self._store.append(_LOST, f"{node} ")
-            self._store.add(_COUNT, 1)
+            self._mark()
 
     def ended(self) -> set[str]:
         """The nodes whose agent has ended."""
@@ -128,7 +129,11 @@ class JobEvents:
 
     def _tell(self, key: str, text: str) -> None:
         self._store.set(key, text)
-        self._store.add(_COUNT, 1)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Two at a time may: the later one stays, and nobody has seen it."""
+        self._store.set(_MARK, secrets.token_hex(8))
 
 
 def _late(world: int) -> str:

@@ -7,6 +7,7 @@ meanwhile. Never waits without looking.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -24,6 +25,7 @@ from hsgd.agent.slots import Slots
 from hsgd.agent.worker import Standing, Worker, describe_end
 from hsgd.agent.world_order import NodeRow, arrange, least_ranks, lost_state, staying
 from hsgd.errors import LaunchError
+from hsgd.job.sealed_store import ForeignValue
 
 __all__ = ["AgentOptions", "NodeAgent"]
 
@@ -114,6 +116,11 @@ class NodeAgent:
                 code = self._over()
                 if code is not None:
                     return code
+        except ForeignValue as error:
+            with contextlib.suppress(RuntimeError):  # which it may be that cannot be told there
+                self._events.tell_failed(str(error))
+            self._say(f"error: {error}")
+            return 1
         except LaunchError as error:
             self._give_up(str(error))
             return 1

@@ -16,6 +16,7 @@ from hsgd.agent.job_events import JobEvents
 from hsgd.agent.world_order import NodeRow, row_from, row_to
 from hsgd.errors import HsgdError
 from hsgd.job.board import Board
+from hsgd.job.sealed_store import ForeignValue, sealed
 
 __all__ = ["NodeRounds", "OneNode", "Rounds"]
 
@@ -87,11 +88,16 @@ class NodeRounds:
         )
         self._late = (DistStoreError, RendezvousTimeoutError, KeyError)
         self._error: type[Exception] = RendezvousError
-        self._numbers = self._store = store
-        self._events = JobEvents(store)
+        # torch unpickles what it reads there: sealed, it is of an agent of this job.
+        own = self._numbers = self._store = sealed(store)
+        self._events = JobEvents(own)
         self._members: list[str] = []
-        self._attempt = 0
-        self._handler = create_handler(store, C10dRendezvousBackend(store, job), parameters)
+        self._number = 0
+        try:
+            backend = C10dRendezvousBackend(own, job)
+        except RendezvousError as error:
+            raise _in_one_line(error) from None
+        self._handler = create_handler(store, backend, parameters)
 
     def next(self, row: NodeRow) -> tuple[int, list[NodeRow], int]:
         found = self._again(row)
@@ -99,14 +105,14 @@ class NodeRounds:
         while found is None or all(other.node != row.node for other in found[1]):
             found = self._anew(row)
         number, rows = found
-        self._members = [other.node for other in rows]
+        self._members, self._number = [other.node for other in rows], number
         return number, rows, self._members.index(row.node)
 
     def others_wait(self) -> bool:
         try:
             return bool(self._handler.num_nodes_waiting())
         except self._error as error:
-            raise RuntimeError(str(error)) from None
+            raise _in_one_line(error) from None
 
     def _anew(self, row: NodeRow) -> tuple[int, list[NodeRow]] | None:
         """By torch's rendezvous. None where a node was lost meanwhile, on all that are left alike:
@@ -117,8 +123,8 @@ class NodeRounds:
         except self._late:
             return None
         except self._error as error:
-            raise RuntimeError(str(error)) from None
-        self._store, self._attempt = info.store, 0
+            raise _in_one_line(error) from None
+        self._store = sealed(info.store)
         if info.rank == 0:
             _repeat_address(info)
         members = range(info.world_size)
@@ -138,8 +144,7 @@ class NodeRounds:
         """
         if not self._members:
             return None
-        self._attempt += 1
-        decision = f"again/{self._attempt}"
+        decision = f"again/{self._number}"
         self._store.set(f"{decision}/{row.node}", json.dumps(row_to(row)))
         end = time.monotonic() + _AGAIN_S
         while not self._store.check([decision]):
@@ -168,6 +173,12 @@ class NodeRounds:
         """The members of the last round whose agents have not ended."""
         ended = self._events.ended()
         return [node for node in self._members if node not in ended]
+
+
+def _in_one_line(error: Exception) -> RuntimeError:
+    """What went wrong in torch's rendezvous."""
+    cause = error.__cause__
+    return cause if isinstance(cause, ForeignValue) else RuntimeError(str(error))
 
 
 def _repeat_address(info: Any) -> None:

@@ -19,6 +19,7 @@ from hsgd.c10d import NAME
 from hsgd.c10d.diagnostics.call_counts import CallCounts
 from hsgd.config import Config
 from hsgd.errors import LaunchError
+from hsgd.job.sealed_store import sealed
 
 __all__ = ["install", "is_installed"]
 
@@ -105,7 +106,7 @@ class _Request:
 
     def _store(self) -> Any:
         name = f"{NAME}/as_gloo/{self._given['group_name']}"
-        return self._c10d.PrefixStore(name, self._given["store"])
+        return sealed(self._c10d.PrefixStore(name, self._given["store"]))
 
     def serve(self, made: list[Any], counts: CallCounts | None) -> tuple[Any, Any]:
         """Put a GlooGroup in the place of a group wherever torch keeps it; collective, blocking.

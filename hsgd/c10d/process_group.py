@@ -20,7 +20,9 @@ from hsgd.c10d.devices.device_messages import DeviceMessages
 from hsgd.c10d.diagnostics import flight_recorder
 from hsgd.c10d.point_to_point import PointToPoint
 from hsgd.c10d.routes import by_device
+from hsgd.config import Config
 from hsgd.errors import HsgdError
+from hsgd.optim.replicas.guarded_ddp import guard_all
 
 __all__ = ["HsgdProcessGroup"]
 
@@ -42,6 +44,8 @@ class HsgdProcessGroup(Collectives):
         self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
         self._accelerators = Accelerators(options, backend_options, members)
         self._name = self._description = ""
+        if Config.from_env().check_replicas == "1":
+            guard_all()
         self._default_backend = flight_recorder.name_backend(self)
 
     # What torch asks of a group.

@@ -7,14 +7,17 @@ has the deadline of the group.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+
+from torch import distributed
 
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.comm import Comm
 from hsgd.config import Config
-from hsgd.errors import HsgdError
+from hsgd.errors import HsgdError, LaunchError
 from hsgd.job import launcher_variables
 from hsgd.job.board import Board
-from hsgd.job.launchers import mpi_rank
+from hsgd.job.launchers import launched
 from hsgd.job.mpi_calls import communicator_of
 
 __all__ = ["meet", "open_board"]
@@ -33,9 +36,16 @@ def open_board(store: object, rank: int, members: list[int], timeout_s: float) -
 def meet(board: Board, config: Config) -> Comm:
     """The communicator of a new group; collective over its members, blocking.
 
-    Raises CollectiveTimeout naming the ranks that did not join.
+    Raises CollectiveTimeout naming the ranks that did not join, and LaunchError where the variables
+    of torch make a job of each rank that a launcher started.
     """
-    ranks = [rank for rank in board.exchange("rank", mpi_rank(os.environ)) if rank is not None]
+    if len(board.members) == 1 and not distributed.is_initialized():
+        _refuse_alone(os.environ)
+    ranks = [
+        rank
+        for rank in board.exchange("rank", launcher_variables.usable_mpi_rank(os.environ))
+        if rank is not None
+    ]
     if len(set(ranks)) == len(board.members):
         return _over_mpi(ranks, config)
     try:
@@ -48,6 +58,19 @@ def meet(board: Board, config: Config) -> Comm:
         )
     except HsgdError as error:
         raise in_global_ranks(error, board.members) from None
+
+
+def _refuse_alone(environ: Mapping[str, str]) -> None:
+    """An image may set these for a process alone, and mpirun start many; arguments are believed."""
+    found = launched(environ)
+    if environ.get("WORLD_SIZE") != "1" or found is None or found.is_alone:
+        return
+    raise LaunchError(
+        f'init_process_group("hsgd"): RANK={environ.get("RANK")} and WORLD_SIZE=1 make a job of '
+        f"this process alone, but {found.what} started it beside others, so each would train by "
+        "itself; set RANK and WORLD_SIZE of each rank from its launcher's variables, or start with "
+        "`hsgd run`, which does"
+    )
 
 
 def _over_mpi(ranks: list[int], config: Config) -> Comm:

@@ -13,7 +13,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hsgd import mpi_abi
@@ -21,6 +21,7 @@ from hsgd.agent import cli as agent_cli
 from hsgd.cli import completion
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
+from hsgd.job.launchers import launched
 from hsgd.launch import as_horovod, hook, horovod_options, launch
 from hsgd.launch.mpirun import MOST_RANKS
 from hsgd.plan import cli as plan_cli
@@ -37,7 +38,7 @@ First steps:
 Your script:
   import horovod.torch as hvd                  hsgd run --horovod -np 2 python train.py
   init_process_group("gloo"), Lightning, ...   hsgd run --gloo -np 2 python train.py
-  init_process_group("hsgd")                   torchrun --nproc-per-node 2 train.py
+  init_process_group("hsgd")                   hsgd run -np 2 python train.py, or torchrun
   any MPI program                              LD_PRELOAD=$(hsgd preload) mpirun -np 2 ./app
 
 Your data:
@@ -197,7 +198,8 @@ def _add_run(commands: Any) -> None:
         "-H",
         "--hosts",
         metavar="LIST",
-        help="hosts and their slots: node1:2,node2:2 (default: here)",
+        help="hosts and their slots: node1:2,node2:2 (default: those of the resource manager's "
+        "allocation, else here)",
     )
     run.add_argument(
         "--mpi-args",
@@ -250,6 +252,8 @@ def _run(arguments: argparse.Namespace) -> int | None:
     mpi_args = shlex.split(arguments.mpi_args)
     Config.from_env()  # a malformed HSGD_* variable is told here, once, and not by every rank
     _set_names(arguments)
+    if arguments.ranks is not None or agent_cli.is_asked_for(arguments):
+        _refuse_several(os.environ)
     if agent_cli.is_asked_for(arguments):
         return _run_elastic(arguments, job)
     if arguments.ranks is None and not arguments.gloo:
@@ -275,6 +279,17 @@ def _run(arguments: argparse.Namespace) -> int | None:
     if not arguments.dry_run:
         os.execve(words[0], words, {**os.environ, **added})
     return None
+
+
+def _refuse_several(environ: Mapping[str, str]) -> None:
+    """Each would start a job of its own, which knows nothing of the others."""
+    found = launched(environ)
+    if found is not None and not found.is_alone:
+        raise LaunchError(
+            f"{found.what} started `hsgd run` beside others, and each would start a job of its "
+            "own; start it once, which reaches the other hosts of an allocation or of -H itself "
+            f"(or, for a job of this process alone, unset {found.names})"
+        )
 
 
 def _named(arguments: argparse.Namespace) -> dict[str, str]:

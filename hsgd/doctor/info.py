@@ -21,7 +21,8 @@ from hsgd import built, mpi_abi
 from hsgd.config import Config
 from hsgd.doctor import cpu_domains, fabrics, node_layout, probe
 from hsgd.errors import HsgdError, LaunchError
-from hsgd.job import launchers
+from hsgd.job import launcher_variables
+from hsgd.job.sealed_store import JOB_SECRET
 from hsgd.launch import elf, hook, launch, preload
 from hsgd.launch.mpirun import Launcher
 
@@ -306,7 +307,7 @@ def _add_distributed(report: Report) -> None:
     known = any(point.name == "hsgd" for point in points) and not off
     state = "known to torch" if known else "not known to torch: import hsgd.torch first"
     report.fact("torch.distributed", "backend hsgd", state)
-    report.fact("torch.distributed", "would use", launchers.describe(os.environ))
+    report.fact("torch.distributed", "would use", launcher_variables.describe(os.environ))
     report.fact("torch.distributed", 'backend "gloo"', _who_serves_gloo())
     found = probe.operators()
     report.fact("torch.distributed", "hsgd.operators", found.line or "do not load")
@@ -394,7 +395,7 @@ def _add_configuration(report: Report) -> None:
         origin = "" if variable in os.environ else " (default)"
         report.fact("Configuration", variable, f"{getattr(config, name)}{origin}")
     known = {*Config.variables().values()}
-    for variable in sorted(os.environ):
+    for variable in sorted(os.environ.keys() - {JOB_SECRET, launcher_variables.AGENT_ROUND}):
         if variable.startswith("HSGD_") and variable not in known:
             report.problem(
                 f"{variable} is not a variable of hsgd: it has no effect",

@@ -16,8 +16,6 @@ from hsgd.launch import launch
 
 __all__ = ["JobTopology", "Node", "probe"]
 
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-
 
 @dataclass(frozen=True)
 class Node:
@@ -41,10 +39,9 @@ class JobTopology:
 def probe() -> JobTopology | None:
     """Collective over the ranks of the job, blocking; None when no MPI launcher started this
     process."""
-    launched = next((name for name in _RANK_VARIABLES if name in os.environ), None)
-    if launched is None:
+    rank = launcher_variables.mpi_rank(os.environ)
+    if rank is None:
         return None
-    rank = int(os.environ[launched])
     size = launcher_variables.mpi_size()
     if importlib.util.find_spec("mpi4py") is None:
         return JobTopology(

@@ -13,6 +13,7 @@ from typing import Any
 
 from hsgd.errors import LaunchError, PeerLost, about
 from hsgd.job import launcher_variables
+from hsgd.job.sealed_store import sealed
 
 __all__ = ["AgentStore", "broken_key", "connect", "open_store"]
 
@@ -30,6 +31,7 @@ class AgentStore:
 
     def __init__(self, store: Any) -> None:
         self._store = store
+        self._sealed = sealed(store)
 
     def set(self, key: str, value: str) -> None:
         """Keep a value."""
@@ -66,8 +68,8 @@ class AgentStore:
 
     def _check_world(self) -> None:
         world = launcher_variables.agent_round()
-        if world is not None and self._store.check([broken_key(world)]):
-            rank, _, text = self._store.get(broken_key(world)).decode().partition(" ")
+        if world is not None and self._sealed.check([broken_key(world)]):
+            rank, _, text = self._sealed.get(broken_key(world)).decode().partition(" ")
             raise about(int(rank), PeerLost(text))
 
 

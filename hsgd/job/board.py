@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
 from hsgd.job.deadline_store import DeadlineStore
+from hsgd.job.sealed_store import sealed
 
 __all__ = ["Board", "Store"]
 
@@ -57,7 +58,8 @@ class Board:
         caller: str,
     ) -> None:
         self.store = store
-        self._bounded = DeadlineStore(store, timeout_s, caller)
+        self._sealed = sealed(store)
+        self._bounded = DeadlineStore(self._sealed, timeout_s, caller)
         self.rank, self.members, self.timeout_s = rank, members, timeout_s
         self._caller = caller
         number = self._bounded.add(f"{prefix}/meetings/{rank}", 1)  # of this rank
@@ -83,11 +85,11 @@ class Board:
 
     def _tell(self, key: str, value: Any, limit_s: float) -> tuple[str, Any]:
         """The own value, to rank 0; what that tells all."""
-        self.store.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
+        self._sealed.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
         if self.rank != 0:
             return self._hear(key, limit_s)
         told = self._gather(key, limit_s)
-        self.store.set(f"{key}/all", json.dumps(told))
+        self._sealed.set(f"{key}/all", json.dumps(told))
         return told
 
     def _gather(self, key: str, limit_s: float) -> tuple[str, Any]:
@@ -97,7 +99,7 @@ class Board:
         for rank in range(len(self.members)):
             if not self._comes(f"{key}/{rank}", end - time.monotonic()):
                 return _LATE, self._absent(key)
-            size, value = json.loads(self.store.get(f"{key}/{rank}"))
+            size, value = json.loads(self._sealed.get(f"{key}/{rank}"))
             if size != len(self.members):
                 return _UNEQUAL, self._unequal(len(self.members), rank, size)
             values.append(value)
@@ -106,23 +108,23 @@ class Board:
     def _hear(self, key: str, limit_s: float) -> tuple[str, Any]:
         if not self._comes(f"{key}/all", limit_s):
             return _LATE, self._absent(key)
-        reason, found = json.loads(self.store.get(f"{key}/all"))
+        reason, found = json.loads(self._sealed.get(f"{key}/all"))
         return reason, found
 
     def _comes(self, key: str, limit_s: float) -> bool:
         try:
-            self.store.wait([key], timedelta(seconds=max(limit_s, 0.001)))
+            self._sealed.wait([key], timedelta(seconds=max(limit_s, 0.001)))
         except PeerLost:
             raise
         except (RuntimeError, TimeoutError):
-            return bool(self.store.check([key]))  # it may have come at the last moment
+            return bool(self._sealed.check([key]))  # it may have come at the last moment
         return True
 
     def _absent(self, key: str) -> list[int]:
         absent = [
             member
             for rank, member in enumerate(self.members)
-            if not self.store.check([f"{key}/{rank}"])
+            if not self._sealed.check([f"{key}/{rank}"])
         ]
         return absent or [self.members[0]]
 

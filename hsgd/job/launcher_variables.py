@@ -1,38 +1,40 @@
-"""The job that a launcher started this process for, as the launcher's variables tell it.
+"""What the variables of launchers mean for a job: who meets how, and who is refused.
 
-Owns the names of those variables that give the number of ranks, or a rank. Never loads MPI or
-torch: `hsgd info` asks too. What MPI itself sees is the caller's to say.
+Never loads MPI or torch: `hsgd info` asks too. What MPI itself sees is the caller's to say. Which
+variables there are launchers.py says.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hsgd import built
 from hsgd.errors import LaunchError
+from hsgd.job.launchers import LAUNCHERS, launched, number
 
 __all__ = [
     "AGENT_ROUND",
     "Torchrun",
     "agent_round",
+    "describe",
+    "mpi_rank",
     "mpi_size",
     "refuse_alone",
     "restarts",
     "torchrun",
+    "usable_mpi_rank",
     "world_rank",
 ]
 
 AGENT_ROUND = "HSGD_AGENT_ROUND"
 
-# Launchers that start each rank of an MPI job themselves.
-_MPI_SIZES = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
-    "PMI_SIZE": "an mpiexec of MPICH or Intel MPI",
-    "MV2_COMM_WORLD_SIZE": "MVAPICH's launcher",
-}
-# And the rank, the innermost launcher first.
-_WORLD_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+_OF_MPI = [row for row in LAUNCHERS if row.counts_for_mpi]
+_LOCAL = "shared memory of this node, without MPI"
+_LEADERS = "shared memory inside nodes, TCP between their leaders, without MPI"
+_MPI = "two-level collectives over MPI"
 
 
 @dataclass(frozen=True)
@@ -44,15 +46,6 @@ class Torchrun:
     local_size: int
 
 
-@dataclass(frozen=True)
-class _Launched:
-    """Who says that there are how many ranks, and how to start them instead."""
-
-    what: str
-    size: int
-    remedy: str
-
-
 def torchrun(environ: Mapping[str, str] = os.environ) -> Torchrun | None:
     """What torchrun told this worker; None where this process is none of its workers; local.
 
@@ -60,15 +53,13 @@ def torchrun(environ: Mapping[str, str] = os.environ) -> Torchrun | None:
     """
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
-    size = _number(environ, "WORLD_SIZE") or 1
-    return Torchrun(
-        _number(environ, "RANK") or 0, size, _number(environ, "LOCAL_WORLD_SIZE") or size
-    )
+    size = number(environ, "WORLD_SIZE") or 1
+    return Torchrun(number(environ, "RANK") or 0, size, number(environ, "LOCAL_WORLD_SIZE") or size)
 
 
 def agent_round(environ: Mapping[str, str] = os.environ) -> int | None:
     """The world of a worker of `hsgd run --min-np`, counted from 1; None elsewhere; local."""
-    return _number(environ, AGENT_ROUND)
+    return number(environ, AGENT_ROUND)
 
 
 def restarts(environ: Mapping[str, str] = os.environ) -> int:
@@ -84,68 +75,65 @@ def restarts(environ: Mapping[str, str] = os.environ) -> int:
     worker = torchrun(environ)
     if worker is None or worker.local_size != worker.size:
         return 0
-    return _number(environ, "TORCHELASTIC_RESTART_COUNT") or 0
+    return number(environ, "TORCHELASTIC_RESTART_COUNT") or 0
 
 
 def mpi_size(environ: Mapping[str, str] = os.environ) -> int | None:
     """Ranks that an MPI launcher says it started; None where none says it; local."""
-    return max((size for name in _MPI_SIZES if (size := _number(environ, name))), default=None)
+    sizes = (number(environ, name) for row in _OF_MPI for name in row.sizes)
+    return max((size for size in sizes if size), default=None)
+
+
+def mpi_rank(environ: Mapping[str, str]) -> int | None:
+    """The rank in MPI.COMM_WORLD that an MPI launcher gave this process; None where none did;
+    local.
+    """
+    ranks = (number(environ, row.rank) for row in _OF_MPI)
+    return next((rank for rank in ranks if rank is not None), None)
+
+
+def usable_mpi_rank(environ: Mapping[str, str]) -> int | None:
+    """mpi_rank(), None where MPI cannot be used; local.
+
+    A worker of torchrun inherits the variables of an mpirun that started torchrun itself: they are
+    not its own.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ or not built.read().mpis:
+        return None
+    return None if importlib.util.find_spec("mpi4py") is None else mpi_rank(environ)
+
+
+def world_rank(environ: Mapping[str, str]) -> int | None:
+    """The rank that a launcher gave to a process; None where none did; local."""
+    found = launched(environ)
+    return None if found is None else found.rank
+
+
+def describe(environ: Mapping[str, str]) -> str:
+    """In words: what init_process_group("hsgd") would use in this environment; local."""
+    if usable_mpi_rank(environ) is not None:
+        return _MPI
+    if "TORCHELASTIC_RUN_ID" in environ:
+        here, all_ranks = environ.get("LOCAL_WORLD_SIZE"), environ.get("WORLD_SIZE")
+        return _LOCAL if here == all_ranks else _LEADERS
+    return f"under mpirun {_MPI}; else {_LOCAL}, or on several nodes {_LEADERS}"
 
 
 def refuse_alone(seen: int, library: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise LaunchError where MPI sees one rank of a job that its launcher says has more; local.
+    """Raise LaunchError where `library` sees one rank of a job that its launcher says has more;
+    local.
 
     Without this each rank would work by itself, as rank 0 of 1, and nobody would notice.
 
     seen: the size of MPI.COMM_WORLD. library: what MPI calls itself.
     """
-    launched = _launched(environ)
-    if seen > 1 or launched is None or launched.size <= 1:
+    found = launched(environ)
+    if seen > 1 or found is None or found.is_alone:
         return
+    count = "this process beside others" if found.size is None else f"{found.size} ranks"
+    remedy = found.launcher.remedy.format(found.size or "N")
     raise LaunchError(
-        f"{launched.what} started {launched.size} ranks, but {library} sees this one alone, so "
-        f"each would train by itself; {launched.remedy}. For a process that is alone on purpose: "
-        "hsgd.Comm(MPI.COMM_SELF), or init() with that"
+        f"{found.what} started {count}, but {library} sees this one alone, so each would train by "
+        f"itself; {remedy}. For a process that is alone on purpose: hsgd.Comm(MPI.COMM_SELF), or "
+        "init() with that"
     )
-
-
-def world_rank(environ: Mapping[str, str]) -> int | None:
-    """The rank that a launcher gave to a process; None where none did; local."""
-    ranks = (_number(environ, name) for name in _WORLD_RANKS)
-    return next((rank for rank in ranks if rank is not None), None)
-
-
-def _launched(environ: Mapping[str, str]) -> _Launched | None:
-    """The innermost launcher that gives a number of ranks.
-
-    An allocation is no launch: the variables of Slurm count only in a step that srun made, which
-    has SLURM_STEP_NUM_TASKS beside SLURM_STEP_ID. A batch script, the shell of salloc, and what
-    these start by themselves are one process each, whatever SLURM_NTASKS says. An mpirun inside
-    of a step counts before the step, which may be the one of its own daemons.
-    """
-    worker = torchrun(environ)
-    if worker is not None:
-        return _Launched(
-            "torchrun", worker.size, "leave the communicator out: hsgd.Comm(), hsgd.init()"
-        )
-    start = "start with `hsgd run -np {}`, or the mpirun of that MPI"
-    for name, what in _MPI_SIZES.items():
-        size = _number(environ, name) or 0
-        if size and size == mpi_size(environ):
-            return _Launched(f"{what} ({name}={size})", size, start.format(size))
-    if size := _number(environ, "HOROVOD_SIZE") or 0:  # horovodrun --gloo
-        remedy = f"use `horovodrun --mpi`, or `hsgd run -np {size}`"
-        return _Launched(f"horovodrun without MPI (HOROVOD_SIZE={size})", size, remedy)
-    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
-        size = _number(environ, "SLURM_STEP_NUM_TASKS") or 0
-        remedy = f"name this MPI's interface (`srun --mpi=list`), or {start.format(size)}"
-        return _Launched(f"srun (SLURM_STEP_NUM_TASKS={size})", size, remedy)
-    if "RANK" in environ and (size := _number(environ, "WORLD_SIZE") or 0):
-        what = f"a launcher that sets RANK={environ['RANK']} and WORLD_SIZE={size}"
-        return _Launched(what, size, f"start with torchrun, mpirun or `hsgd run -np {size}`")
-    return None
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else None

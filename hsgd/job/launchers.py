@@ -1,42 +1,196 @@
-"""Which way the ranks of a torch.distributed job will meet, read from the environment.
+"""The table of launchers: by which variables each tells a process its rank, and how many there are.
 
-Owns the reading of the variables of mpirun and torchrun. Never loads MPI or torch: `hsgd info`
-asks too.
+Owns the names of these variables; all of hsgd looks here, the reader too. Never loads MPI or torch.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from hsgd import built
+__all__ = ["LAUNCHERS", "Launched", "Launcher", "launched", "number"]
 
-__all__ = ["describe", "mpi_rank"]
-
-_MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-_LOCAL = "shared memory of this node, without MPI"
-_LEADERS = "shared memory inside nodes, TCP between their leaders, without MPI"
-_MPI = "two-level collectives over MPI"
+_START = "start with `hsgd run -np {}`, or the mpirun of that MPI"
 
 
-def mpi_rank(environ: Mapping[str, str]) -> int | None:
-    """The rank that mpirun gave this process; None where MPI cannot be used; local.
+@dataclass(frozen=True)
+class Launcher:
+    """A row of the table.
 
-    A worker of torchrun inherits the variables of an mpirun that started torchrun itself: they are
-    not its own.
+    sizes: variables of the number of ranks, of which the first that is set counts; without one the
+        launcher tells it to nobody. local_rank, local_size: among the ranks of this node.
+    needs: variables without which the others say nothing. least: the first rank that a process has
+        which is certainly one of several. counts_for_mpi: whether the rank is that of MPI.
+    remedy: what to do if MPI sees one rank alone; {} is the number of ranks.
     """
-    if "TORCHELASTIC_RUN_ID" in environ or not built.read().mpis:
-        return None
-    if importlib.util.find_spec("mpi4py") is None:
-        return None
-    return next((int(environ[name]) for name in _MPI_RANKS if environ.get(name)), None)
+
+    name: str
+    rank: str
+    sizes: tuple[str, ...] = ()
+    local_rank: str = ""
+    local_size: str = ""
+    needs: tuple[str, ...] = ()
+    least: int = 0
+    counts_for_mpi: bool = False
+    remedy: str = _START
 
 
-def describe(environ: Mapping[str, str]) -> str:
-    """In words: what init_process_group("hsgd") would use in this environment; local."""
-    if mpi_rank(environ) is not None:
-        return _MPI
-    if "TORCHELASTIC_RUN_ID" in environ:
-        here, all_ranks = environ.get("LOCAL_WORLD_SIZE"), environ.get("WORLD_SIZE")
-        return _LOCAL if here == all_ranks else _LEADERS
-    return f"under mpirun {_MPI}; else {_LOCAL}, or on several nodes {_LEADERS}"
+_TORCHRUN = Launcher(
+    "torchrun",
+    *("RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    needs=("TORCHELASTIC_RUN_ID",),
+    remedy="leave the communicator out: hsgd.Comm(), hsgd.init()",
+)
+_HYDRA = Launcher(
+    "an mpiexec of MPICH or Intel MPI",
+    *("PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    counts_for_mpi=True,
+)
+# One of these may have started another; each starts all ranks of an MPI job itself.
+_OF_MPI = (
+    Launcher(
+        "Open MPI's mpirun",
+        *("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",)),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        counts_for_mpi=True,
+    ),
+    Launcher(
+        "MVAPICH's launcher",
+        *("MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",)),
+        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+        counts_for_mpi=True,
+    ),
+    Launcher(
+        "jsrun",
+        *("JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_SIZE",)),
+        *("JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+        counts_for_mpi=True,
+    ),
+    _HYDRA,
+)
+_SLURM = Launcher(
+    "srun",
+    *("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), "SLURM_LOCALID"),
+    # An allocation is no launch: a batch script, and the shell of salloc, are one process each,
+    # whatever SLURM_NTASKS says.
+    needs=("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+    remedy=f"name this MPI's interface (`srun --mpi=list`), or {_START}",
+)
+# They may start the daemons of an mpirun, whose ranks inherit their variables: these say less.
+_OF_CLUSTERS = (
+    Launcher(
+        "PALS",
+        *("PALS_RANKID", ("PALS_SIZE", "PMI_SIZE"), "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    ),
+    # Flux takes its variables from the script of `flux batch`.
+    Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), "FLUX_TASK_LOCAL_ID"),
+    _SLURM,
+)
+LAUNCHERS = (
+    _TORCHRUN,
+    *_OF_MPI,
+    Launcher(
+        "horovodrun without MPI",
+        *("HOROVOD_RANK", ("HOROVOD_SIZE",), "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+        remedy="use `horovodrun --mpi`, or `hsgd run -np {}`",
+    ),
+    *_OF_CLUSTERS,
+    Launcher("PMIx", "PMIX_RANK", counts_for_mpi=True),
+    # Tasks of blaunch count from 1; a batch script may be the first.
+    Launcher("blaunch of LSF", "LSF_PM_TASKID", least=2),
+    # Of pbsdsh, and others that ask PBS to start tasks: a batch script runs on node 0.
+    Launcher("PBS", "PBS_NODENUM", least=1),
+    # Ray Train, SageMaker, Kubeflow. Last: images set them for a node in which mpirun starts ranks.
+    Launcher(
+        "a launcher for torch",
+        *("RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        needs=("WORLD_SIZE",),
+        remedy="start with torchrun, mpirun or `hsgd run -np {}`",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher told this process. rank, size: None if it did not say."""
+
+    launcher: Launcher
+    rank: int | None
+    size: int | None
+    told: tuple[str, ...]  # variables and their values
+
+    @property
+    def what(self) -> str:
+        """Name the launcher, with its variables."""
+        return f"{self.launcher.name} ({', '.join(self.told)})"
+
+    @property
+    def names(self) -> str:
+        """The variables alone."""
+        return " and ".join(each.partition("=")[0] for each in self.told)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is the only rank."""
+        return self.size == 1
+
+
+def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
+    """The innermost launcher that started this process as a rank; None if none did; local."""
+    if worker := _told(_TORCHRUN, environ):
+        return worker
+    of_mpi = [found for each in _OF_MPI if (found := _told(each, environ))]
+    several = [found for found in of_mpi if not found.is_alone]
+    if several and any(_disagree(several[0], other) for other in several):
+        told = tuple(word for each in several for word in each.told)
+        return Launched(several[0].launcher, None, None, told)
+    if of_mpi:
+        return (several or of_mpi)[0]
+    others = (_told(each, environ) for each in LAUNCHERS[1 + len(_OF_MPI) :])
+    return next((found for found in others if found), None)
+
+
+def _told(row: Launcher, environ: Mapping[str, str]) -> Launched | None:
+    """What the variables of one row say; None if this is no process of that launcher."""
+    rank = number(environ, row.rank)
+    size_name = next((name for name in row.sizes if environ.get(name)), "")
+    size = number(environ, size_name)
+    if any(not environ.get(name) for name in row.needs) or _is_of_another(row, environ):
+        return None
+    said = rank is not None or row is _TORCHRUN or (row.counts_for_mpi and size is not None)
+    if not said or (rank is not None and rank < row.least):
+        return None
+    names = [*row.needs[:1], row.rank] if row is _TORCHRUN and rank is None else [row.rank]
+    told = tuple(f"{name}={environ[name]}" for name in [*names, size_name] if name in environ)
+    if rank is not None and size is not None and rank >= size:
+        rank = size = None
+    return Launched(row, rank, size, told)
+
+
+def _is_of_another(row: Launcher, environ: Mapping[str, str]) -> bool:
+    """Whether another launcher set these variables, or for the parent of this process."""
+    if row is _SLURM:  # the shell of `srun --pty`, the other tasks of which have no terminal
+        return "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0"
+    if row.rank == "PMIX_RANK":  # `srun --mpi=pmix`
+        return environ.get("PMIX_NAMESPACE", "").startswith("slurm.") and (
+            "SLURM_STEP_NUM_TASKS" in environ
+        )
+    if row is not _HYDRA or environ.get("MPI_LOCALRANKID"):  # a Hydra's own
+        return False
+    rank, size = environ.get("PMI_RANK"), environ.get("PMI_SIZE")
+    return rank is not None and any(
+        rank == environ.get(each.rank) and size in map(environ.get, each.sizes)
+        for each in _OF_CLUSTERS
+    )
+
+
+def _disagree(one: Launched, other: Launched) -> bool:
+    ranks = one.rank != other.rank and None not in (one.rank, other.rank)
+    return ranks or (one.size != other.size and None not in (one.size, other.size))
+
+
+def number(environ: Mapping[str, str], name: str) -> int | None:
+    """A variable that is a whole number; None if it is not, or is not set; local."""
+    text = environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None

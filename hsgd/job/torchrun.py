@@ -16,6 +16,7 @@ from typing import Any
 from hsgd.errors import CollectiveTimeout, LaunchError, about
 from hsgd.job import agent_store, launcher_variables
 from hsgd.job.meeting_path import draw_meeting_path
+from hsgd.job.sealed_store import sealed
 
 __all__ = ["meeting_point", "next_prefix", "store"]
 
@@ -29,7 +30,7 @@ def meeting_point(worker: launcher_variables.Torchrun, timeout_s: float) -> str:
     Raises LaunchError where torchrun's store is out of reach, CollectiveTimeout when rank 0 does
     not come.
     """
-    kept, key = store(timeout_s), next_prefix()
+    kept, key = sealed(store(timeout_s)), next_prefix()
     if worker.rank == 0:
         kept.set(key, draw_meeting_path())
     try:

@@ -18,7 +18,9 @@ from pathlib import Path
 from hsgd import built, mpi_abi
 from hsgd.errors import LaunchError
 from hsgd.launch import preload
+from hsgd.launch.allocation import is_managed, spread
 from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
+from hsgd.launch.torch_variables import command_of_rank, meeting
 from hsgd.programs import answer_of
 
 __all__ = [
@@ -46,7 +48,6 @@ _PLACEMENT = (
     "default-hostfile",
     "configfile",
 )
-_RESOURCE_MANAGERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 _VERSION_LIMIT_S = 60
 
 
@@ -159,28 +160,43 @@ def plan_run(
     """Words and added variables of `hsgd run`; local, blocking. Raises LaunchError when the job
     cannot start.
 
-    The ranks get the interposer by LD_PRELOAD, so this needs neither Horovod nor the start-up hook.
+    The ranks get the interposer by LD_PRELOAD, so this needs neither Horovod nor the start-up hook,
+    and the variables of torch.distributed.
     Without a host list the ranks run here, unless a resource manager or mpi_args place them.
     """
     launcher = find_launcher(environ)
     library = preload.library(abi_of(launcher))
     preload.check_loadable(library)
     placed = any(word.startswith("-") and word.lstrip("-") in _PLACEMENT for word in mpi_args)
-    placed = placed or any(name in environ for name in _RESOURCE_MANAGERS)
     if hosts is None and not placed:
-        hosts = f"localhost:{ranks}"
+        hosts = _hosts_for_mpirun(launcher, ranks, environ)
     before = environ.get("LD_PRELOAD", "")
     added = job_environment(launcher, environ)
+    places = parse_hosts(hosts, ranks) if hosts else ()
     job = Job(
-        command=tuple(command),
+        command=command_of_rank(launcher, command),
         ranks=ranks,
         cores=cores(),
-        hosts=parse_hosts(hosts, ranks) if hosts else (),
+        hosts=places,
         export=tuple(sorted({*exported(environ), "HOROVOD_PLUGIN"})),
-        define={"LD_PRELOAD": f"{library}:{before}" if before else str(library)},
+        define={
+            **meeting(places, environ, placed=placed),
+            "LD_PRELOAD": f"{library}:{before}" if before else str(library),
+        },
         mpi_args=tuple(mpi_args),
     )
     return command_line(launcher, job, environ), added
+
+
+def _hosts_for_mpirun(launcher: Launcher, ranks: int, environ: Mapping[str, str]) -> str | None:
+    """Those of a resource manager that this mpirun need not know, or this one; None where it knows
+    them. Open MPI reads Slurm's variables always, and others only where it was built for them.
+    """
+    if not is_managed(environ):
+        return f"localhost:{ranks}"
+    if launcher.kind != "Open MPI" or "SLURM_JOB_ID" in environ:
+        return None
+    return ",".join(f"{host.name}:{host.slots}" for host in spread(environ, ranks)) or None
 
 
 def read_command(words: Sequence[str], added: Mapping[str, str]) -> str:

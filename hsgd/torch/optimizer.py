@@ -21,9 +21,9 @@ from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.adasum_optimizer import AdasumDistributed
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.exceptions import HorovodInternalError
-from hsgd.torch.gradients.options import Options
 from hsgd.torch.gradients.overlap import OverlapChoice
 from hsgd.torch.gradients.reducer import GradientReducer
+from hsgd.torch.gradients.reduction_options import Options
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import ADASUM, AVERAGE

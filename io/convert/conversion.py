@@ -21,6 +21,7 @@ from hsgd.errors import DataError
 from ..format.attributes import Attributes
 from ..format.chunks import check_compression
 from ..format.fields import left_out_line
+from ..format.packed_values import packing_warnings
 from ..format.slab_folder import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec
 from ..format.stored_rows import unwritten_lines
 from ..order.partition import IntArray
@@ -36,6 +37,9 @@ __all__ = ["ConvertGroup", "convert_to_slabs"]
 
 _SLAB_BYTES = 128 << 20  # aim
 _MAX_SLAB_BYTES = 2 << 30  # one slab is held in memory while its rows are put in order
+_STAYS_PACKED = (
+    "these are not applied, its values stay as they are stored, and the attributes go with them"
+)
 _LEAST_SLABS = 16  # more slabs than ranks, also for small data
 
 
@@ -205,8 +209,9 @@ def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:
         return Attributes()
     found = source.attributes()
     lines = [
-        left_out_line(name, "no fields, so", source.left_out),
+        left_out_line(name, getattr(source, "left_out_are", "no fields, so"), source.left_out),
         left_out_line(name, "attributes", found.left_out),
+        *packing_warnings(name, getattr(source, "packing", {}), _STAYS_PACKED),
     ]
     for line in lines:
         if line and warn:

@@ -13,6 +13,7 @@ from typing import Any
 from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, common_attributes
+from ..format.packed_values import Packing, packing_text
 from ..format.ragged import Block
 from ..format.slab_folder import FieldSpec
 
@@ -34,10 +35,12 @@ class JoinedSource:
         self.num_samples = sum(source.num_samples for source in self._parts)
         self.left_out: dict[str, str] = {}
         self.unwritten: dict[str, str] = {}
+        self.packing: Packing = getattr(first, "packing", {})
         for path, source in parts:
             self.left_out |= {f"{path.name}:{name}": why for name, why in source.left_out.items()}
             unwritten = getattr(source, "unwritten", {})  # Parquet has all its rows
             self.unwritten |= {f"{path.name}:{name}": what for name, what in unwritten.items()}
+            _check_packing((first_path, self.packing), (path, getattr(source, "packing", {})))
             if source.specs != self.specs:
                 raise DataError(
                     f"{path}: its fields are {_described(source.specs)}, those of "
@@ -62,6 +65,19 @@ class JoinedSource:
     def attributes(self) -> Attributes:
         """Those that all parts have alike."""
         return common_attributes([source.attributes() for source in self._parts])
+
+
+def _check_packing(first: tuple[Path, Packing], other: tuple[Path, Packing]) -> None:
+    """Refuse files in which one stored value stands for different ones."""
+    for name in sorted({*first[1], *other[1]}):
+        found = [packing.get(name, {}) for _, packing in (first, other)]
+        if found[0] != found[1]:
+            texts = [packing_text(values) or "nothing" for values in found]
+            raise DataError(
+                f"{other[0]}: field {name!r} is packed with {texts[1]}, that of {first[0].name} "
+                f"with {texts[0]}, so that equal values stand for different ones; unpack both, or "
+                "convert them apart"
+            )
 
 
 def _described(specs: Sequence[FieldSpec]) -> str:

@@ -25,9 +25,9 @@ from ..format.opening import first_line
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from ..format.slab_folder import FieldSpec
 from ..order.partition import IntArray
+from .class_folders import IMAGE_SUFFIXES, ClassFolders
 
 __all__ = [
-    "IMAGE_SUFFIXES",
     "CsvSource",
     "ImageFolderSource",
     "ParquetSource",
@@ -35,7 +35,6 @@ __all__ = [
     "identity_of_files",
 ]
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 _KINDS = "biuf"
 _TEXTS = frozenset({"string", "large_string", "string_view", "binary", "large_binary"})  # of Arrow
 
@@ -48,6 +47,8 @@ class ImageFolderSource:
     one size. encoded: field image has the bytes of the files, as they are, and is ragged.
     """
 
+    left_out_are = "files"
+
     def __init__(
         self,
         path: Path,
@@ -56,18 +57,9 @@ class ImageFolderSource:
         *,
         encoded: bool = False,
     ) -> None:
-        classes = sorted(folder for folder in path.iterdir() if folder.is_dir())
-        self._images = [
-            (file, label)
-            for label, folder in enumerate(classes)
-            for file in sorted(folder.rglob("*"))
-            if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
-        ]
-        if not self._images:
-            raise DataError(f"{path}: no images in class folders, as path/class/image.png")
+        found = ClassFolders(path)
+        self._images, self._classes, self.left_out = found.images, found.names, found.left_out
         self._size = image_size
-        self._classes = [folder.name for folder in classes]
-        self.left_out: dict[str, str] = {}
         self.num_samples = len(self._images)
         image = FieldSpec("image", (), np.dtype(np.uint8), ragged=True)
         if not encoded:

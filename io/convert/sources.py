@@ -27,20 +27,20 @@ from ..format.attributes import Attributes, read_attributes
 from ..format.chunks import load_filters
 from ..format.dataset_index import (
     check_unique,
-    choose_fields,
     open_map,
     supported_dtype,
 )
-from ..format.fields import find_fields, linked_file
+from ..format.fields import choose_fields, find_fields, linked_file
 from ..format.opening import examined, first_line, open_hdf5
+from ..format.packed_values import packing_of
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
 from ..format.stored_rows import StoredRows
 from ..order.partition import IntArray
 from ..reading.reader import RowReader
+from .class_folders import IMAGE_SUFFIXES
 from .joined_sources import HDF5_SUFFIXES, JoinedSource
 from .record_sources import (
-    IMAGE_SUFFIXES,
     CsvSource,
     ImageFolderSource,
     ParquetSource,
@@ -119,7 +119,7 @@ class Hdf5Source:
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._data = open_map(path, fields)
         self._path = path
-        self.unwritten = self._data.unwritten()
+        self.unwritten, self.packing = self._data.unwritten(), self._data.packing
         self.specs, self.left_out = self._data.fields, self._data.left_out
         self.num_samples = self._data.num_samples
 
@@ -155,6 +155,7 @@ class VlenSource:
         with examined(path) as file:
             chosen, self.left_out = choose_fields(file, path, fields)
             self.specs = tuple(_vlen_spec(file[name], path, name) for name in chosen)
+            self.packing = packing_of(file, chosen)
             stored = StoredRows()
             gaps = {name: stored.gaps(file[name]) for name in chosen}
             self.unwritten = {

@@ -25,6 +25,7 @@ from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, write_attributes
 from ..format.chunks import Compression
+from ..format.index_checksum import append_checksum
 from ..format.opening import first_line
 from ..format.slab_folder import (
     CHECKSUMS,
@@ -219,6 +220,7 @@ class SlabFolderWriter:
                 else:  # nothing to map
                     file.create_dataset(name, (total, *spec.shape), spec.dtype)
             write_attributes(file, attributes or Attributes())
+        append_checksum(path)
         sync_file(path)
         path.rename(self._folder / INDEX_NAME)
         sync_folder(self._folder)

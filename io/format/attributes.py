@@ -20,6 +20,7 @@ from hsgd.errors import DataError
 from ..remote.metadata_file import MetadataFile
 from ..remote.objects import ObjectReader, RemoteAccess
 from ..remote.urls import child_url, is_url, names_a_file, url_of
+from .index_checksum import check_index, check_index_stream
 from .opening import examined, examined_object, first_line
 from .slab_folder import INDEX_NAME, SlabHeader, import_h5py, read_header
 
@@ -30,6 +31,7 @@ __all__ = [
     "Attributes",
     "class_attributes",
     "class_names",
+    "class_names_of",
     "common_attributes",
     "read_attributes",
     "write_attributes",
@@ -67,8 +69,21 @@ def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]
         link = file.get(field, getlink=True)
         if link is None or isinstance(link, import_h5py().ExternalLink):
             raise DataError(f"{location}: no field {field!r}; there are: {', '.join(sorted(file))}")
-        found = file[field].attrs.get(_CLASS_NAMES, ())
-        return [name.decode() if isinstance(name, bytes) else str(name) for name in found]
+        return _names_at(file, field)
+
+
+def class_names_of(path: str | os.PathLike[str], fields: Iterable[str]) -> dict[str, list[str]]:
+    """As class_names(), of several fields, without those that have none."""
+    with _index_of(path) as file:
+        found = {field: _names_at(file, field) for field in fields}
+    return {field: names for field, names in found.items() if names}
+
+
+def _names_at(file: h5py.File, field: str) -> list[str]:
+    found = file[field].attrs.get(_CLASS_NAMES)
+    if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "OSU":
+        return []  # an attribute of this name that means something else
+    return [n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in found]
 
 
 def _index_of(path: str | os.PathLike[str]) -> AbstractContextManager[h5py.File]:
@@ -76,9 +91,26 @@ def _index_of(path: str | os.PathLike[str]) -> AbstractContextManager[h5py.File]
     if is_url(path):
         url = url_of(path)
         url = url if names_a_file(url) else child_url(url, INDEX_NAME)
-        return examined_object(MetadataFile(url, ObjectReader(RemoteAccess())))
+        content = MetadataFile(url, ObjectReader(RemoteAccess()))
+        if url.endswith(f"/{INDEX_NAME}"):
+            _check_content(content)
+        return examined_object(content)
     location = Path(path).absolute()
-    return examined(location / INDEX_NAME if location.is_dir() else location)
+    location = location / INDEX_NAME if location.is_dir() else location
+    if location.name == INDEX_NAME and location.is_file():
+        check_index(location)
+    return examined(location)
+
+
+def _check_content(content: MetadataFile) -> None:
+    try:
+        check_index_stream(content, content.url)
+    except DataError:  # an OSError as well
+        raise
+    except OSError:
+        if content.failure is None:
+            raise
+        raise content.failure from None
 
 
 def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:

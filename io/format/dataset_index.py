@@ -12,7 +12,8 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
@@ -26,7 +27,8 @@ from ..remote.metadata_file import MetadataFile
 from ..remote.objects import ObjectMissing, ObjectReader, RemoteAccess
 from ..remote.urls import is_url, names_a_file, parent_url, url_of
 from .chunks import Chunks, chunks_of, load_filters
-from .fields import find_fields, inner_name, linked_file, stored_name
+from .fields import choose_fields, inner_name, linked_file, stored_name
+from .index_checksum import check_index
 from .opening import (
     Folder,
     Identity,
@@ -38,6 +40,7 @@ from .opening import (
     first_line,
     identity_of,
 )
+from .packed_values import Packing, packing_of
 from .slab_folder import (
     CHECKSUMS,
     INDEX_NAME,
@@ -65,7 +68,6 @@ __all__ = [
     "Offsets",
     "SlabMap",
     "check_unique",
-    "choose_fields",
     "open_map",
     "open_undamaged",
     "supported_dtype",
@@ -136,7 +138,8 @@ class DataMap:
     left_out: what the caller did not choose away and is no field all the same, by name, and why.
     windows: of a packed dataset, whose samples are windows of that of another. group: the names of
     fields are those inside this group of the files; "" for the whole file. access: how what lies
-    behind a URL is read; None for files.
+    behind a URL is read; None for files. packing: attributes of fields whose values stand for
+    others, by field.
     """
 
     path: str
@@ -148,6 +151,7 @@ class DataMap:
     windows: Windows | None = None
     group: str = ""
     access: RemoteAccess | None = None
+    packing: Packing = dataclass_field(default_factory=dict)
 
     @property
     def row_bytes(self) -> int:
@@ -317,7 +321,16 @@ def _map_single(
         raise DataError(f"{path}: not sealed (writing was cut off); convert again")
     chosen, left_out = choose_fields(file, path, names, group)
     specs, slab = _map_file(file, path, identity, 0, chosen, group=group)
-    return DataMap(str(path), specs, (slab,), slab.count, None, left_out, group=group)
+    return DataMap(
+        str(path),
+        specs,
+        (slab,),
+        slab.count,
+        None,
+        left_out,
+        group=group,
+        packing=packing_of(file, chosen, group),
+    )
 
 
 def check_unique(names: Sequence[str]) -> None:
@@ -327,22 +340,34 @@ def check_unique(names: Sequence[str]) -> None:
         raise ValueError(f"field {twice[0]!r} is named twice; name each field once")
 
 
-def _read_index(folder: Folder) -> SlabHeader:
+@contextmanager
+def _open_index(folder: Folder) -> Iterator[tuple[h5py.File, SlabHeader]]:
     index_path = folder.place(INDEX_NAME)
+    if isinstance(index_path, Path):
+        check_index(index_path)
     with folder.examined(INDEX_NAME) as file:
         index = read_header(file)
         if index is None:
             raise DataError(f"{index_path}: not written by hsgd; convert the data again")
         if not index.sealed:
             raise DataError(f"{index_path}: not sealed (writing was cut off); convert again")
-    folder.expect([slab_name(number) for number in range(index.num_slabs)])
-    return index
+        folder.expect([slab_name(number) for number in range(index.num_slabs)])
+        yield file, index
 
 
 def _map_folder(folder: Folder, names: Sequence[str] | None, group: str) -> DataMap:
     """Examine the index and every slab, and check that they belong together."""
-    index = _read_index(folder)
     # The virtual datasets are for others: their maps carry no checksum, and take time to load.
+    with _open_index(folder) as (file, index):
+        specs, slabs = _map_slabs(folder, index, names, group)
+        packing = packing_of(file, [spec.name for spec in specs], group)
+    samples = sum(slab.count for slab in slabs)
+    return DataMap(folder.path, specs, slabs, samples, index, group=group, packing=packing)
+
+
+def _map_slabs(
+    folder: Folder, index: SlabHeader, names: Sequence[str] | None, group: str
+) -> tuple[tuple[FieldSpec, ...], tuple[SlabMap, ...]]:
     slabs: list[SlabMap] = []
     specs: tuple[FieldSpec, ...] = ()
     start = 0
@@ -361,7 +386,7 @@ def _map_folder(folder: Folder, names: Sequence[str] | None, group: str) -> Data
             f"{folder.path}: {start} samples in the slabs, {index.num_samples} in the index; "
             "convert again"
         )
-    return DataMap(folder.path, specs, tuple(slabs), start, index, group=group)
+    return specs, tuple(slabs)
 
 
 def _map_slab(
@@ -413,7 +438,8 @@ def open_undamaged(path: str | os.PathLike[str]) -> tuple[DataMap, list[str]]:
         if is_url(path) or not is_slab_folder(home):
             raise
         folder = LocalFolder(home)
-        index = _read_index(folder)
+        with _open_index(folder) as (_, index):
+            pass
         specs, slabs, damage = _usable_slabs(folder, index)
         if not damage:
             raise
@@ -479,41 +505,6 @@ def _check_slab(
             f"{path}: says (slab, slabs, first sample) = {found}, expected {wanted}; "
             "restore the original file names"
         )
-
-
-def choose_fields(
-    file: h5py.File, path: Path | str, names: Sequence[str] | None, group: str = ""
-) -> tuple[list[str], dict[str, str]]:
-    """The names of the datasets to use, in the order of the file or as given, and why others that
-    nobody chose away are left out.
-    """
-    found = find_fields(file)
-    if group:
-        groups, found = found.some_groups(), found.inside(group)
-        if not found.shapes:
-            raise UnknownFields(
-                f"{path}: no group {group!r} with fields; groups that have some: {groups}"
-            )
-    shapes = found.shapes
-    known = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"
-    chosen = list(shapes) if names is None else [name.strip("/") for name in names]
-    broken = [name for name in found.broken if names is None or name in chosen]
-    if broken:
-        raise DataError(f"{found.broken[broken[0]]}, or name other fields than {broken[0]!r}")
-    unknown = [name for name in chosen if name not in shapes]
-    if unknown:
-        reasons = [f"{name}: {found.left_out[name]}" for name in unknown if name in found.left_out]
-        why = f" ({', '.join(reasons)})" if reasons else ""
-        raise UnknownFields(f"{path}: no field {', '.join(unknown)}{why}; there are: {known}")
-    if not chosen:
-        reasons = [f"{name}: {why}" for name, why in list(found.left_out.items())[:5]]
-        raise DataError(
-            f"{path}: no field to read; there are: {known}"
-            + (f"; left out: {', '.join(reasons)}" if reasons else "")
-        )
-    if len({shapes[name][0] for name in chosen}) > 1:
-        raise DataError(f"{path}: first dimensions differ: {known}; name the fields to use")
-    return chosen, found.left_out if names is None else {}
 
 
 def _map_file(

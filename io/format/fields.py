@@ -8,7 +8,7 @@ Never reads samples and never decides how they are read (dataset_index.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hsgd.errors import DataError
 
 from .links import LinkGuard
+from .opening import UnknownFields
 from .slab_folder import LONGEST, OFFSETS, VALUES, import_h5py
 from .stored_rows import StoredRows
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FoundFields",
+    "choose_fields",
     "find_fields",
     "inner_name",
     "left_out_line",
@@ -70,6 +72,41 @@ def find_fields(file: h5py.File) -> FoundFields:
     found = FoundFields()
     _Walk(file, found).visit(file["/"], "", frozenset())
     return found
+
+
+def choose_fields(
+    file: h5py.File, path: Path | str, names: Sequence[str] | None, group: str = ""
+) -> tuple[list[str], dict[str, str]]:
+    """The names of the datasets to use, in the order of the file or as given, and why others that
+    nobody chose away are left out.
+    """
+    found = find_fields(file)
+    if group:
+        groups, found = found.some_groups(), found.inside(group)
+        if not found.shapes:
+            raise UnknownFields(
+                f"{path}: no group {group!r} with fields; groups that have some: {groups}"
+            )
+    shapes = found.shapes
+    known = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"
+    chosen = list(shapes) if names is None else [name.strip("/") for name in names]
+    broken = [name for name in found.broken if names is None or name in chosen]
+    if broken:
+        raise DataError(f"{found.broken[broken[0]]}, or name other fields than {broken[0]!r}")
+    unknown = [name for name in chosen if name not in shapes]
+    if unknown:
+        reasons = [f"{name}: {found.left_out[name]}" for name in unknown if name in found.left_out]
+        why = f" ({', '.join(reasons)})" if reasons else ""
+        raise UnknownFields(f"{path}: no field {', '.join(unknown)}{why}; there are: {known}")
+    if not chosen:
+        reasons = [f"{name}: {why}" for name, why in list(found.left_out.items())[:5]]
+        raise DataError(
+            f"{path}: no field to read; there are: {known}"
+            + (f"; left out: {', '.join(reasons)}" if reasons else "")
+        )
+    if len({shapes[name][0] for name in chosen}) > 1:
+        raise DataError(f"{path}: first dimensions differ: {known}; name the fields to use")
+    return chosen, found.left_out if names is None else {}
 
 
 def linked_file(file: h5py.File, item: Any) -> Path | None:

@@ -5,7 +5,7 @@ contiguous, 4-KiB-aligned dataset per field, space allocated early, no user bloc
 with the attributes of `SlabHeader`; compressed, a dataset lies in chunks of whole rows. The
 attribute crc32c of a dataset has the CRC-32C of each of its blocks of `checksum_rows` rows, which
 all fields together make about 4 MiB. index.h5 shows all slabs as one virtual dataset per field, so
-that any HDF5 program reads the whole.
+that any HDF5 program reads the whole, and ends with a checksum of its own (index_checksum.py).
 
 A ragged field is a group with the attributes LONGEST and LARGEST_BLOCK and two datasets: values,
 the elements of all samples one after the other, and offsets (int64): sample i of a slab is the

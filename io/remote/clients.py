@@ -11,12 +11,13 @@ import os
 import random
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hsgd.errors import MissingExtra
 
+from .limited_answers import AnswerTooLong, AnswerTooSlow, Limits, limit_pools, limited
 from .urls import s3_place
 
 __all__ = ["Answer", "Client", "RequestFailed", "S3Client", "client_for", "s3_client"]
@@ -39,8 +40,14 @@ _S3_SETTINGS = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"),
 )
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")  # below 2**63
 _TUNNEL = re.compile(r"Tunnel connection failed: (\d+)")  # of http.client
+# What comes is what is stored, as far as http.client decodes it. aws-chunked: how it came to S3.
+_NOT_ENCODED = {
+    "Content-Encoding": ("", "identity", "aws-chunked"),
+    "Transfer-Encoding": ("", "identity", "chunked"),
+}
+_MOST_SHOWN = 80  # characters of a header, in a message
 _SECRETS = re.compile(r"\?\S*|(?<=//)[^/\s@]*@")
 
 
@@ -90,13 +97,15 @@ class Answer:
 class Client(Protocol):
     """Asks for ranges; safe to use from several threads."""
 
-    def get(self, url: str, start: int, stop: int, etag: str) -> Answer:
+    def get(self, url: str, start: int, stop: int, etag: str, end: Limits) -> Answer:
         """Ask for bytes [start, stop), if the object still has this ETag ("": whatever it has).
-        Raises RequestFailed.
+        All of the answer comes within `end`. Raises RequestFailed, and what failure() knows.
         """
 
     def failure(self, error: Exception) -> RequestFailed | None:
-        """What an exception of read_into() means; None when it is none of the network."""
+        """What an exception of get(), read_into() or finish() means; None when it is none of the
+        network.
+        """
 
 
 class _HttpClient:
@@ -114,15 +123,18 @@ class _HttpClient:
             "timeout": urllib3.Timeout(connect=_CONNECT_S, read=_READ_S),
         }
         self._options = options
+        self._pools = limit_pools(urllib3.poolmanager.pool_classes_by_scheme)
         self._plain = urllib3.PoolManager(**options)
+        self._plain.pool_classes_by_scheme = self._pools
         self._proxies: dict[str, Any] = {}  # by URL
         self._lock = threading.Lock()
 
-    def get(self, url: str, start: int, stop: int, etag: str) -> Answer:
+    def get(self, url: str, start: int, stop: int, etag: str, end: Limits) -> Answer:
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         if etag.startswith('"'):  # neither a weak one, which never matches, nor a date
             headers["If-Match"] = etag
-        response = self._follow(url, headers)
+        with limited(end):
+            response = self._follow(url, headers)
         if response.status not in (200, 206):
             response.close()
             raise _refusal(response.status, response.headers.get("Retry-After", ""))
@@ -147,25 +159,33 @@ class _HttpClient:
         from urllib.parse import urljoin, urlsplit
 
         for _ in range(_MOST_REDIRECTS + 1):
-            try:
-                response = self._pool(url).request(
-                    "GET",
-                    url,
-                    headers=headers,
-                    retries=self._retries,
-                    redirect=False,
-                    preload_content=False,
-                    decode_content=False,
-                )
-            except self._urllib3.exceptions.HTTPError as error:
-                raise self.failure(error) or error from None
+            response = self._pool(url).request(
+                "GET",
+                url,
+                headers=headers,
+                retries=self._retries,
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+            )
             location = response.get_redirect_location()
             if not location:
                 return response
-            response.drain_conn()
-            response.release_conn()
-            before, url = url, urljoin(url, location)
-            left, entered = urlsplit(before).scheme, urlsplit(url).scheme
+            if response.length_remaining == 0:
+                response.drain_conn()
+                response.release_conn()
+            else:  # nobody needs its body, which may have no end
+                response.close()
+            before = url
+            try:
+                url = urljoin(url, location)
+                left, entered = urlsplit(before).scheme, urlsplit(url).scheme
+            except ValueError:
+                raise RequestFailed(
+                    "the server redirects to an address that is none; check the URL",
+                    response.status,
+                    again=False,
+                ) from None
             if entered not in ("http", "https"):
                 raise RequestFailed(
                     f"the server redirects to a {entered} address; only http and https are read",
@@ -185,7 +205,7 @@ class _HttpClient:
         )
 
     def failure(self, error: Exception) -> RequestFailed | None:
-        if (refused := _certificate_refusal(error)) is not None:
+        if (refused := _refusal_by_cause(error)) is not None:
             return refused
         reason = error.reason if isinstance(error, self._urllib3.exceptions.MaxRetryError) else None
         found = reason or error
@@ -221,7 +241,9 @@ class _HttpClient:
                 login = self._urllib3.make_headers(proxy_basic_auth=words)
             place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
             if parts.scheme in ("http", "https") and parts.path in ("", "/"):
-                return self._urllib3.ProxyManager(place, proxy_headers=login, **self._options)
+                found = self._urllib3.ProxyManager(place, proxy_headers=login, **self._options)
+                found.pool_classes_by_scheme = self._pools
+                return found
         except (ValueError, self._urllib3.exceptions.HTTPError):
             pass
         raise RequestFailed(_NO_PROXY, again=False)
@@ -260,23 +282,28 @@ class S3Client:
         )
         region = session.get_config_variable("region") or "us-east-1"
         self.client = session.create_client("s3", region_name=region, config=config)
+        # It has no public way to the connections of one client.
+        pools = self.client._endpoint.http_session._pool_classes_by_scheme
+        pools.update(limit_pools(pools))
         self._errors, self._urllib3 = botocore.exceptions, urllib3
 
-    def get(self, url: str, start: int, stop: int, etag: str) -> Answer:
+    def get(self, url: str, start: int, stop: int, etag: str, end: Limits) -> Answer:
         wanted = {**s3_place(url), "Range": f"bytes={start}-{stop - 1}"}
         if etag:
             wanted["IfMatch"] = etag
-        try:
+        with limited(end):
             found = self.client.get_object(**wanted)
-        except (self._errors.BotoCoreError, self._errors.ClientError) as error:
-            raise self.failure(error) or error from None
         body, answer = found["Body"], found["ResponseMetadata"]
 
         def finish(whole: bool) -> None:
-            if not whole:
+            if not whole or body.read(1):  # as in _HttpClient
                 body.close()
 
-        span = _range_of(answer["HTTPStatusCode"], answer["HTTPHeaders"])
+        try:
+            span = _range_of(answer["HTTPStatusCode"], answer["HTTPHeaders"])
+        except RequestFailed:
+            body.close()
+            raise
         return Answer(*span, found.get("ETag", ""), body.readinto, finish)
 
     def failure(self, error: Exception) -> RequestFailed | None:
@@ -293,7 +320,7 @@ class S3Client:
                     again=False,
                 )
             return refusal
-        if (refused := _certificate_refusal(error)) is not None:
+        if (refused := _refusal_by_cause(error)) is not None:
             return refused
         facts = getattr(error, "kwargs", {})  # of botocore's errors
         cause = facts.get("error")
@@ -336,13 +363,34 @@ def s3_client() -> S3Client:
 
 def _range_of(status: int, headers: Any) -> tuple[int, int, int]:
     """First byte, end and size of the object, by the headers of an answer."""
-    found = _RANGE.fullmatch(headers.get("Content-Range", headers.get("content-range", "")))
-    if status != 206 or found is None:
+    text = headers.get("Content-Range", headers.get("content-range", ""))
+    if status != 206 or not text:
         raise RequestFailed(
             f"status {status} without a range; this server sends whole files only", again=False
         )
+    for name, plain in _NOT_ENCODED.items():
+        encoding = headers.get(name, headers.get(name.lower(), ""))
+        if encoding.lower() not in plain:
+            raise RequestFailed(
+                f"the server sends it encoded (header {_shown(f'{name}: {encoding}')}); store the "
+                "object without that header, or switch compression off for it",
+                again=False,
+            )
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise RequestFailed(
+            f"the server names a range that is none (header {_shown(f'Content-Range: {text}')}); "
+            "check the server",
+            again=False,
+        )
     first, last, size = map(int, found.groups())
     return first, last + 1, size
+
+
+def _shown(header: str) -> str:
+    """A header for a message: printable, and its beginning only."""
+    text = ascii(header)[1:-1]
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _refusal(status: int, after: str) -> RequestFailed:
@@ -365,15 +413,15 @@ def _tunnel_refusal(error: object) -> RequestFailed | None:
     return RequestFailed(reason, again=status in _AGAIN)
 
 
-def _certificate_refusal(error: BaseException) -> RequestFailed | None:
-    """Of an error that comes from a certificate that is not trusted; None for any other."""
+def _refusal_by_cause(error: BaseException) -> RequestFailed | None:
+    """Of an error that comes from a certificate that is not trusted, or from the limits of an
+    answer; None for any other.
+    """
     import ssl
 
-    waiting: list[Any] = [error]
-    for _ in range(_MOST_CAUSES):
-        if not waiting:
-            break
-        found = waiting.pop()
+    for found in _causes(error):
+        if isinstance(found, AnswerTooSlow | AnswerTooLong):
+            return RequestFailed(str(found), again=isinstance(found, AnswerTooSlow))
         if isinstance(found, ssl.SSLCertVerificationError):
             remedy = "use the host that it names, or set the clock right if it is out of date"
             if found.verify_code in _UNKNOWN_AUTHORITY:
@@ -383,10 +431,20 @@ def _certificate_refusal(error: BaseException) -> RequestFailed | None:
                 f"{remedy}",
                 again=False,
             )
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[object]:
+    """An error, and what urllib3 and botocore put into it."""
+    waiting: list[Any] = [error]
+    for _ in range(_MOST_CAUSES):
+        if not waiting:
+            break
+        found = waiting.pop()
+        yield found
         if isinstance(found, BaseException):
             waiting += [found.__cause__, found.__context__, getattr(found, "reason", None)]
             waiting += [*found.args, getattr(found, "kwargs", {}).get("error")]
-    return None
 
 
 def _first_line(error: BaseException) -> str:

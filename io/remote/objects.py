@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hsgd.errors import DataError
@@ -15,6 +17,7 @@ from hsgd.errors import DataError
 from .block_files import DiskOptions
 from .clients import Answer, Client, RequestFailed, client_for
 from .disk_cache import ObjectKey, disk_cache_of
+from .limited_answers import Limits
 
 __all__ = [
     "ObjectChanged",
@@ -27,8 +30,9 @@ __all__ = [
 
 ObjectIdentity = tuple[int, str]  # size, ETag, or Last-Modified where there is none
 
-_PIECE_BYTES = 1 << 20  # between two looks at the clock
-_ANSWER_S, _LEAST_RATE = 60.0, 50_000  # of one answer: seconds, and bytes per second beyond them
+_PIECE_BYTES = 1 << 20  # of which a connection that breaks may lose a part
+_LEAST_RATE = 50_000  # bytes per second of an answer, beyond these seconds:
+_LEAST_ANSWER_S, _MOST_ANSWER_S = 10.0, 60.0  # between them: what is left of retry_s
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,7 @@ class ObjectReader:
             counts.retries += tries > 1
             try:
                 left = out[done:]
-                end_s = time.monotonic() + _ANSWER_S + len(left) / _LEAST_RATE
-                found = _fetch_once(url, identity, start + done, left, self._stopped, end_s)
+                found = _fetch_once(url, identity, start + done, left, self._limits(left, began))
                 self._gave_up = False
                 counts.fetched_bytes += min(len(left), found[0] - start - done)
                 return found
@@ -159,19 +162,21 @@ class ObjectReader:
                     stop = start + len(out)
                     raise _explain(url, identity, (start, stop), failure, tries, spent_s) from None
 
+    def _limits(self, out: memoryview, began: float) -> Limits:
+        """Of one answer, to a range that has been tried since `began`."""
+        now = time.monotonic()
+        answer_s = min(_MOST_ANSWER_S, max(_LEAST_ANSWER_S, self._retry_s - (now - began)))
+        return Limits(now + answer_s + len(out) / _LEAST_RATE, len(out), self._stopped)
+
 
 def _fetch_once(
-    url: str,
-    identity: ObjectIdentity | None,
-    start: int,
-    out: memoryview,
-    stopped: threading.Event,
-    end_s: float,
+    url: str, identity: ObjectIdentity | None, start: int, out: memoryview, limits: Limits
 ) -> ObjectIdentity:
     """Ask once, and check what comes. Raises RequestFailed, and ObjectChanged."""
     client = client_for(url)
-    answer = client.get(url, start, start + len(out), "" if identity is None else identity[1])
-    whole = False
+    etag = "" if identity is None else identity[1]
+    with _network_errors(client):
+        answer = client.get(url, start, start + len(out), etag, limits)
     try:
         found = (answer.size, answer.etag)
         if identity is not None and found != identity:
@@ -183,31 +188,41 @@ def _fetch_once(
                 f"{answer.stop}) of {answer.size}",
                 again=False,
             )
-        _read_all(client, answer, out[: stop - start], stopped, end_s)
-        whole = True
+        _read_all(client, answer, out[: stop - start])
+        with _network_errors(client):
+            answer.finish(True)
         return found
-    finally:
-        answer.finish(whole)
+    except BaseException:
+        answer.finish(False)
+        raise
 
 
-def _read_all(
-    client: Client, answer: Answer, out: memoryview, stopped: threading.Event, end_s: float
-) -> None:
+@contextmanager
+def _network_errors(client: Client) -> Iterator[None]:
+    """Turn what the network fails with inside the block into RequestFailed."""
+    try:
+        yield
+    except RequestFailed:
+        raise
+    except Exception as error:
+        failure = client.failure(error)
+        if failure is None and isinstance(error, ValueError):  # a number in a header or a chunk
+            failure = RequestFailed(f"the answer is damaged: {error}", again=True)
+        if failure is None:
+            raise
+        raise failure from None
+
+
+def _read_all(client: Client, answer: Answer, out: memoryview) -> None:
     """Fill `out`. Raises RequestFailed, which says how many bytes had come."""
     done = 0
     while done < len(out):
-        if stopped.is_set() or time.monotonic() > end_s:
-            why = "the loader was closed" if stopped.is_set() else "the answer came too slowly"
-            text = f"{why}: {done} of {len(out)} bytes"
-            raise RequestFailed(text, again=True, received=done)
         try:
-            got = answer.read_into(out[done : done + _PIECE_BYTES])
-        except Exception as error:
-            failure = client.failure(error)
-            if failure is None:
-                raise
+            with _network_errors(client):
+                got = answer.read_into(out[done : done + _PIECE_BYTES])
+        except RequestFailed as failure:
             failure.received = done
-            raise failure from None
+            raise
         if not got:
             text = f"the answer ended after {done} of {len(out)} bytes"
             raise RequestFailed(text, again=True, received=done)

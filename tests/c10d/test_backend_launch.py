@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hsgd.job import launchers
+from hsgd.job import launcher_variables
 from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import run_marked
 from tiers import short_form
@@ -156,7 +156,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_backend_would_use_is_told_for_each_launcher(way: str) -> None:
     environ, text = WAYS[way]  # hsgd info passes its own
-    assert launchers.describe(environ) == text
+    assert launcher_variables.describe(environ) == text
 
 
 def rendezvous(address: str, port: int = 29517) -> dict[str, str]:

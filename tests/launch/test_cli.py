@@ -60,17 +60,17 @@ def test_wrong_usage_exits_with_2(site: SiteCopy, words: list[str]) -> None:
             "Open MPI 5.0.11",
             "-np 900 -H localhost:900 --bind-to none --map-by slot "
             "--mca mpi_yield_when_idle 1 -x HOROVOD_PLUGIN -x HSGD_SLOTS -x PATH -x PYTHONPATH "
-            "-x LD_PRELOAD={interposer} python train.py --lr 1",
+            "{master} -x LD_PRELOAD={interposer} {torch} python train.py --lr 1",
         ),
         (
             "MPICH 5.0.2",
             "-np 900 -hosts localhost:900 -bind-to none -genvall "
-            "-genv LD_PRELOAD {interposer} python train.py --lr 1",
+            "{master} -genv LD_PRELOAD {interposer} {torch} python train.py --lr 1",
         ),
         (
             "Intel MPI 2021.19.0",
-            "-genvall -genv I_MPI_PIN off -genv LD_PRELOAD {interposer} "
-            "-host localhost -n 900 python train.py --lr 1",
+            "-genvall -genv I_MPI_PIN off {master} -genv LD_PRELOAD {interposer} "
+            "-host localhost -n 900 {torch} python train.py --lr 1",
         ),
     ],
 )
@@ -89,7 +89,22 @@ def test_a_dry_run_prints_the_command_for_each_launcher(
     assert "HOROVOD_PLUGIN=hsgd" in printed
     started = " ".join(printed[printed.index(f"{path}/mpirun") + 1 :])
     started = started.replace("-x LD_LIBRARY_PATH ", "")
-    assert started == expected.format(interposer=damaged.interposer)
+    mpi = "OMPI_COMM_WORLD_{}" if name == "Open MPI" else "PMI_{}"
+    local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    if name == "Open MPI":
+        local = (mpi.format("LOCAL_RANK"), mpi.format("LOCAL_SIZE"))
+    theirs = [mpi.format("RANK"), mpi.format("SIZE"), *local]
+    ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    words = " ".join(f'{one}="${other}"' for one, other in zip(ours, theirs, strict=True))
+    port = started.partition("MASTER_PORT")[2][1:].partition(" ")[0]
+    master = "-x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=@"
+    if name != "Open MPI":
+        master = "-genv MASTER_ADDR 127.0.0.1 -genv MASTER_PORT @"
+    assert port.isdecimal() and started == expected.format(
+        interposer=damaged.interposer,
+        master=master.replace("@", port),
+        torch=f'sh -c export {words}; exec "$@" sh',
+    )
 
 
 def test_a_resource_manager_places_the_ranks_when_no_hosts_are_named(

@@ -82,8 +82,8 @@ WORKER = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_WOR
         ("import hsgd; hsgd.Comm()", "Comm: torchrun's store cannot be reached: "),
         (
             "from mpi4py import MPI; import hsgd; hsgd.Comm(MPI.COMM_WORLD)",
-            "torchrun started 4 ranks, but Open MPI v5.0.11 sees this one alone, so each would "
-            "train by itself; leave the communicator out: ",
+            "torchrun (RANK=0, WORLD_SIZE=4) started 4 ranks, but Open MPI v5.0.11 sees this one "
+            "alone, so each would train by itself; leave the communicator out: ",
         ),
     ],
     ids=["several nodes", "COMM_WORLD"],
@@ -131,7 +131,7 @@ REFUSED = {
     ),
     "srun without MPI's interface": ({**STEP, "SLURM_STEP_NUM_TASKS": "4"}, "srun --mpi=list"),
     "horovodrun --gloo": ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "horovodrun --mpi"),
-    "a launcher for torch": ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0 and WORLD_SIZE=2"),
+    "a launcher for torch": ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0, WORLD_SIZE=2"),
     "torchrun": ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, "torchrun"),
 }
 
@@ -148,7 +148,7 @@ ALONE = {
     "no launcher": {},
     "the shell of salloc": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"},
     "the script of sbatch": {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
-    "srun -n1 in a larger allocation": {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
+    "srun -n1 in a larger allocation": {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
     "mpirun -n 1 whose daemons are a step of their own": {
         **STEP,
         "SLURM_STEP_NUM_TASKS": "2",

@@ -76,10 +76,11 @@ PACKAGES = {
     "hsgd.box": "",
     "hsgd.operators": "",
     "hsgd.device": "",
+    "hsgd.optim.replicas": "",
     "hsgd.c10d.diagnostics": "",
     "hsgd.c10d.devices": "hsgd.device",
-    "hsgd.c10d": "hsgd.c10d.devices hsgd.c10d.diagnostics hsgd.job",
-    "hsgd.launch": "hsgd.c10d",
+    "hsgd.c10d": "hsgd.c10d.devices hsgd.c10d.diagnostics hsgd.job hsgd.optim.replicas",
+    "hsgd.launch": "hsgd.c10d hsgd.job",
     "hsgd.agent": "hsgd.job hsgd.launch",
     "hsgd.doctor": "hsgd.job hsgd.launch hsgd.status",
     "hsgd.io.order": "",
@@ -93,11 +94,12 @@ PACKAGES = {
     ),
     "hsgd.io": (
         "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order "
-        "hsgd.io.reading hsgd.io.remote"
+        "hsgd.io.reading hsgd.io.remote hsgd.job"
     ),
-    "hsgd.cli": "hsgd.agent hsgd.doctor hsgd.io hsgd.launch hsgd.plan hsgd.status hsgd.trace",
+    "hsgd.cli": (
+        "hsgd.agent hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan hsgd.status hsgd.trace"
+    ),
     "hsgd": "hsgd.box hsgd.cli hsgd.device hsgd.job hsgd.launch hsgd.status hsgd.trace",
-    "hsgd.optim.replicas": "",
     "hsgd.optim.triggers": "",
     "hsgd.optim.diloco": "",
     "hsgd.optim.large_batch": "",
@@ -132,7 +134,7 @@ PACKAGES = {
     "hsgd.testing.soak": "hsgd.c10d hsgd.io hsgd.job",
 }
 # All that the reader takes from the front of hsgd: it can be used without the core.
-READER_TAKES = {"hsgd.closing", "hsgd.errors"}
+READER_TAKES = {"hsgd.closing", "hsgd.errors", "hsgd.job.launchers"}
 # Files that run before or without the package: they may import this much when they are loaded.
 ALONE = {"launch/launch_hook": {"sys"}, "errors": set[str]()}
 # Packages that take long to import, or that not everybody has, and where they may be at the top.

@@ -475,6 +475,7 @@ def broadcast_optimizer_state_that_is_not_there(hvd: Any) -> Any:
             assert all(map(torch.equal, before, model.parameters()))
             found.append([each.grad.clone() for each in model.parameters()])
             found.append(_numbers(optimizer.state_dict()["state"]))
+            hvd.broadcast_parameters(model.state_dict(), 0)
             model(torch.ones(1, 3)).sum().backward()  # on top of the zeros
             if wrapped:
                 optimizer.step()
@@ -587,7 +588,7 @@ def sparse_gradients(hvd: Any) -> Any:
 def too_many_backward_passes(hvd: Any) -> Any:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
     model(torch.ones(1, 2)).sum().backward()
     again = caught(lambda: model(torch.ones(1, 2)).sum().backward())
     optimizer.synchronize()

@@ -28,9 +28,9 @@ from hsgd.torch.gradients.backward_pass import BackwardPass, hook_leaf
 from hsgd.torch.gradients.closure_loss import combine_loss
 from hsgd.torch.gradients.gradient_buckets import Bucket
 from hsgd.torch.gradients.joined import StandIn, end_round, tells_of_join
-from hsgd.torch.gradients.options import Options
 from hsgd.torch.gradients.overlap import Overlap, OverlapChoice
 from hsgd.torch.gradients.packing import HOT_COUNT
+from hsgd.torch.gradients.reduction_options import Options
 from hsgd.torch.job import runtime
 from hsgd.torch.job.operation_timeline import add_levels
 from hsgd.torch.operations.reductions import AVERAGE

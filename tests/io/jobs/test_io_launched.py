@@ -16,6 +16,7 @@ from hsgd.testing.processes import launch_environ, run_marked
 
 torch = pytest.importorskip("torch")
 STEP = "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6"
+SHELL = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=6 SLURM_STEP_ID=0 SLURM_PTY_PORT=7"
 TORCHRUN = "TORCHELASTIC_RUN_ID=x"
 MVAPICH = "MV2_COMM_WORLD_RANK and MV2_COMM_WORLD_SIZE"
 
@@ -59,12 +60,13 @@ class Comm:
         ("HOROVOD_RANK=3 HOROVOD_SIZE=4", 3, 4, "HOROVOD_RANK and HOROVOD_SIZE"),
         ("PMI_RANK=0 PMI_SIZE=2", 0, 2, "PMI_RANK and PMI_SIZE"),
         ("RANK=1", 0, 1, "no launcher"),
-        ("RANK=4 WORLD_SIZE=4", 0, 1, "no launcher"),
         ("RANK=x WORLD_SIZE=4 PMI_RANK=0 PMI_SIZE=1", 0, 1, "PMI_RANK and PMI_SIZE"),
         ("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2", 1, 2, MVAPICH),
         (f"{STEP} SLURM_STEP_ID=0", 5, 6, "SLURM_PROCID and SLURM_STEP_NUM_TASKS"),
         (STEP, 0, 1, "no launcher"),  # of an allocation
-        (f"{STEP} SLURM_STEP_ID=0 PMI_RANK=1 PMI_SIZE=6 SLURM_PTY_PORT=7", 0, 1, "no launcher"),
+        (f"{SHELL} PMI_RANK=0 PMI_SIZE=6", 0, 1, "no launcher"),
+        (f"{SHELL} PMI_RANK=0 PMI_SIZE=6 MPI_LOCALRANKID=0", 0, 6, "PMI_RANK and PMI_SIZE"),
+        (f"{SHELL} PMI_RANK=1 PMI_SIZE=2", 1, 2, "PMI_RANK and PMI_SIZE"),
         ("RANK=0 WORLD_SIZE=2 PMI_RANK=3 PMI_SIZE=8", 3, 8, "PMI_RANK and PMI_SIZE"),
         (f"{TORCHRUN} RANK=1 WORLD_SIZE=2 PMI_RANK=0 PMI_SIZE=1", 1, 2, "RANK and WORLD_SIZE"),
     ],

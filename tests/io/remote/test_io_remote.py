@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import urllib.request
 
 import h5py
@@ -14,6 +15,7 @@ import pytest
 from hsgd.io import PartitionedDataset, class_names, open_map
 from hsgd.io.convert.verify import find_damage
 from hsgd.io.remote.clients import client_for
+from hsgd.io.remote.limited_answers import Limits
 from torch.utils.data import DataLoader
 
 from hdf5_samples import arrays_of, collect, make_ragged_slabs, make_slabs, write_hdf5
@@ -338,7 +340,8 @@ def test_answers_in_chunks_leave_their_connection_usable(server, home):
     content = (home / "user.h5").read_bytes()
     client = client_for(server.url)
     for start in range(0, 3000, 500):
-        answer, out = client.get(f"{server.url}/user.h5", start, start + 500, ""), bytearray(500)
+        end, out = Limits(time.monotonic() + 60, 500), bytearray(500)
+        answer = client.get(f"{server.url}/user.h5", start, start + 500, "", end)
         assert answer.read_into(memoryview(out)) == 500
         answer.finish(True)
         assert out == content[start : start + 500]

@@ -67,17 +67,19 @@ def found(seat: Seat, path: str, size: int, fault: str, at: int) -> tuple[int, A
             if step == at and seat.rank == size - 1:
                 FAULTS[fault][0](net)
             optimizer.zero_grad()
-            net(torch.ones(1, 2, 8, 8)).mean().backward()
             try:
+                net(torch.ones(1, 2, 8, 8)).mean().backward()
                 optimizer.step()
             except ReplicasDiffer as error:
                 return step, error.ranks, str(error)
         return -1, (), ""
 
 
+# A layout that differs from the start is refused before the guard looks.
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("at", [0, 3])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "at"), [(fault, at) for fault in FAULTS for at in (0, 3) if at or fault != "layout"]
+)
 def test_a_rank_that_differs_is_named(ranks: Ranks, size: int, at: int, fault: str) -> None:
     answers = ranks.run(found, meeting_point(), size, fault, at, on=range(size))
     assert len(set(answers)) == 1

@@ -1,0 +1,106 @@
+"""guard(): DistributedDataParallel whose ranks are compared while they train.
+
+Owns when DDP's ranks hold alike what they should: after it has sent its buffers, before the forward
+pass. Never compares: ReplicaGuard does.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from hsgd.comm import Comm
+from hsgd.optim.replicas.replica_guard import ReplicaGuard
+
+__all__ = ["guard", "guard_all"]
+
+
+def guard(model: DistributedDataParallel, *, buffers: bool = False) -> DistributedDataParallel:
+    """Compare the parameters of all ranks of `model` in its forward passes, and return it; local.
+
+    model: over any backend. From here on those forward passes in training that begin a step are
+    collective: all parameters are compared in the first, then a share in each, so that each has
+    been compared within 264 steps; HSGD_CHECK_REPLICAS=1 compares all in each step, 0 nothing.
+    buffers: compare these, too; BatchNorm's statistics are each rank's own unless they come from
+    SyncBatchNorm. Not compared: what DDP ignores, and steps within its join(). Raises TypeError for
+    another model; the forward passes raise hsgd.ReplicasDiffer on all ranks.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"hsgd.torch.guard: {type(model).__name__} is not a DistributedDataParallel; give it "
+            "the model that DDP returned"
+        )
+    _watch(model, model.module, buffers=buffers)
+    return model
+
+
+@functools.cache
+def guard_all() -> None:
+    """guard() each DDP that this process makes from now on; local. Later calls do nothing."""
+
+    def registered(module: nn.Module, name: str, inner: nn.Module | None) -> None:
+        if name == "module" and isinstance(module, DistributedDataParallel) and inner is not None:
+            _watch(module, inner, buffers=False)
+
+    register_module_module_registration_hook(registered)
+
+
+def _watch(model: DistributedDataParallel, inner: nn.Module, *, buffers: bool) -> None:
+    found = weakref.ref(model)  # which has the inner module, and so the hook
+
+    def tensors() -> list[tuple[str, Tensor]]:
+        alive = found()
+        assert alive is not None
+        named = [*inner.named_parameters(), *(inner.named_buffers() if buffers else ())]
+        return [(name, tensor) for name, tensor in named if name not in alive.parameters_to_ignore]
+
+    replicas = ReplicaGuard(tensors)
+    group: Comm | None = None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def check(_: nn.Module, __: Any) -> None:
+        nonlocal group
+        alive = found()
+        if alive is None or not (inner.training and torch.is_grad_enabled()):
+            return
+        if not alive.require_forward_param_sync or alive._join_config.enable:
+            return
+        group = group or cast(Comm, _Group(alive.process_group))
+        replicas.check(group)
+
+    inner.register_forward_pre_hook(check)
+
+
+class _Group:
+    """What ReplicaGuard needs of a communicator, from a process group of any backend."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.size = group.size()
+        devices = group._device_types
+        self._device = next((d for d in devices if d.type == "cpu"), devices[0])
+
+    def broadcast(self, array: np.ndarray, root: int = 0, name: str = "") -> None:
+        numbers = torch.from_numpy(array).to(self._device)
+        dist.broadcast(numbers, group_src=root, group=self._group)
+        array[:] = numbers.cpu().numpy()
+
+    def allreduce(self, array: np.ndarray, op: str, out: np.ndarray, name: str = "") -> None:
+        assert op == "max"
+        numbers = torch.from_numpy(array).to(self._device)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group)
+        out[:] = numbers.cpu().numpy()
+
+    def allgather(self, array: np.ndarray, name: str = "") -> np.ndarray:
+        numbers = torch.from_numpy(array).to(self._device)
+        parts = [torch.empty_like(numbers) for _ in range(self.size)]
+        dist.all_gather(parts, numbers, self._group)
+        return torch.cat(parts).cpu().numpy()

@@ -1,0 +1,66 @@
+"""The classes that a field of labels numbers: their names, and how many samples each has.
+
+Owns the table of classes of `hsgd data info` and `convert`. Reads the labels alone, in parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .format.attributes import class_names_of
+from .format.dataset_index import DataMap
+from .format.fields import stored_name
+from .format.slab_folder import FieldSpec
+from .order.partition import IntArray
+from .reading.reader import RowReader
+
+__all__ = ["ClassCounts", "class_counts"]
+
+_MOST_SAMPLES = 1 << 26  # whose labels are counted
+_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """names: by label. samples: of each class, None if they were not counted: behind a URL, or too
+    many. nameless: samples with a label that has no name.
+    """
+
+    names: list[str]
+    samples: list[int] | None = None
+    nameless: int = 0
+
+
+def class_counts(data: DataMap) -> dict[str, ClassCounts]:
+    """The classes of each field of whole numbers that has class_names; local, blocks while labels
+    are read. Raises DataError for labels that cannot be read.
+    """
+    labels = {
+        stored_name(data.group, spec.name): spec
+        for spec in data.fields
+        if spec.dtype.kind in "iu"
+        and not (spec.shape or spec.ragged)
+        and data.slabs[0].extents[spec.name].linked is None
+    }
+    found = {}
+    for stored, names in (class_names_of(data.path, labels) if labels else {}).items():
+        spec = labels[stored]
+        found[spec.name] = ClassCounts(names)
+        if data.access is None and data.num_samples <= _MOST_SAMPLES:
+            samples = _count(data, spec, len(names))
+            nameless = data.num_samples - int(samples.sum())
+            found[spec.name] = ClassCounts(names, samples.tolist(), nameless)
+    return found
+
+
+def _count(data: DataMap, spec: FieldSpec, classes: int) -> IntArray:
+    counts = np.zeros(classes, np.int64)
+    with RowReader(data) as reader:
+        for row in range(0, data.num_samples, _ROWS):
+            labels = np.empty(min(_ROWS, data.num_samples - row), spec.dtype)
+            reader.read(spec.name, row, labels)
+            known = labels[(labels >= 0) & (labels < classes)]
+            counts += np.bincount(known.astype(np.int64), minlength=classes)
+    return counts

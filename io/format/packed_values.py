@@ -1,0 +1,80 @@
+"""Values that stand for others: packed by a scale and an offset, or put where a value is missing.
+
+Owns the attributes that say so (those of netCDF and HDF-EOS), and what a user is told of them: hsgd
+delivers values as they are stored. Never opens a dataset: HDF5 finds the attributes by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .fields import stored_name
+from .slab_folder import import_h5py
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["Packing", "packing_of", "packing_text", "packing_warnings"]
+
+Packing = Mapping[str, Mapping[str, Any]]  # field -> attribute -> numbers or text
+
+# Attribute -> the value that changes nothing.
+_ATTRIBUTES: dict[str, float | str | None] = {
+    "scale_factor": 1.0,
+    "add_offset": 0.0,
+    "_Unsigned": "false",
+    "_FillValue": None,
+    "missing_value": None,
+    "ScaleFactor": 1.0,
+    "Offset": 0.0,
+    "MissingValue": None,
+}
+
+
+def packing_of(file: h5py.File, fields: Iterable[str], group: str = "") -> dict[str, Any]:
+    """The attributes of each field of `group` that is packed or has values for missing ones.
+
+    Those that change nothing are left out: a scale of 1, an offset of 0, and NaN, which says itself
+    that it is missing. Raises what h5py raises for damaged attributes.
+    """
+    found = {}
+    for name in fields:
+        place = stored_name(group, name).encode()
+        values = {key: _read(file, place, key) for key in _ATTRIBUTES if _has(file, place, key)}
+        values = {key: v for key, v in values.items() if v != _ATTRIBUTES[key] and v == v}
+        if values:
+            found[name] = values
+    return found
+
+
+def packing_text(values: Mapping[str, Any]) -> str:
+    """The attributes of a field in a line."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def packing_warnings(path: str, packing: Packing, what: str) -> list[str]:
+    """A line for each field. what: is done with the values."""
+    return [
+        f"{path}: field {name!r} is packed ({packing_text(values)}): {what}"
+        for name, values in packing.items()
+    ]
+
+
+def _has(file: h5py.File, place: bytes, name: str) -> bool:
+    return bool(import_h5py().h5a.exists(file.id, name.encode(), obj_name=place))
+
+
+def _read(file: h5py.File, place: bytes, name: str) -> Any:
+    """A number or text, a list of numbers, or "set" if it is something else."""
+    attribute = import_h5py().h5a.open(file.id, name.encode(), obj_name=place)
+    if attribute.shape is None or attribute.dtype.kind not in "biufS":
+        return "set"
+    values = np.empty(attribute.shape, attribute.dtype)
+    attribute.read(values)
+    if values.dtype.kind == "S":
+        return b"".join(values.ravel().tolist()).decode("utf-8", "replace")
+    plain: Any = values.ravel().tolist()
+    return plain[0] if len(plain) == 1 else plain
