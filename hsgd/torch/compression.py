@@ -5,6 +5,8 @@ Owns the pairs of compress and decompress. bf16 is hsgd's own; Horovod has none 
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ __all__ = [
     "Compressor",
     "FP16Compressor",
     "NoneCompressor",
+    "warn_of_overflow",
 ]
 
 
@@ -52,7 +55,11 @@ class _Cast(Compressor):
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        return (tensor.to(cls.dtype) if tensor.is_floating_point() else tensor), tensor.dtype
+        if not tensor.is_floating_point() or tensor.dtype == cls.dtype:
+            return tensor, tensor.dtype
+        sent = tensor.to(cls.dtype)
+        warn_of_overflow(tensor, sent, f"Compression to {cls.dtype}")
+        return sent, tensor.dtype
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
@@ -60,7 +67,9 @@ class _Cast(Compressor):
 
 
 class FP16Compressor(_Cast):
-    """Floating tensors travel as float16."""
+    """Floating tensors travel as float16, which ends at 65504. On the CPU a warning says if finite
+    values become infinite.
+    """
 
     dtype = torch.float16
 
@@ -77,3 +86,25 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+def warn_of_overflow(given: Tensor, got: Tensor, what: str) -> bool:
+    """Warn, and return True, if `got` has infinities or NaN and `given` has none; local. Looks at
+    tensors on the CPU only: others are not waited for.
+
+    what: is compressed, for the warning.
+    """
+    if got.device.type != "cpu" or not got.numel() or _is_finite(got) or not _is_finite(given):
+        return False
+    warnings.warn(
+        f"{what}: finite values are infinite on the way, since {got.dtype} ends at "
+        f"{torch.finfo(got.dtype).max:g}; use Compression.bf16, a gradient_predivide_factor, or a "
+        "smaller loss scale (GradScaler does that by itself)",
+        stacklevel=3,
+    )
+    return True
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all values are; a fraction of the time of torch.isfinite()."""
+    return all(math.isfinite(float(bound)) for bound in tensor.detach().aminmax())

@@ -406,6 +406,25 @@ def test_values_that_cannot_work_are_refused(options: dict[str, Any], line: str)
         NotifiedWindow(comm, values.pop("segment_bytes"), values.pop("slots"), **values)
 
 
+def ask_for_other_windows(seat: Seat, path: str) -> list[tuple[str, str]]:
+    comm = seat.comm(path, 2)
+    own = [(64 + 64 * seat.rank, 4), (64, 4 + seat.rank)]
+    told = [
+        told_by(lambda size=size, slots=slots: NotifiedWindow(comm, size, slots))
+        for size, slots in own
+    ]
+    NotifiedWindow(comm, 64, 4).close()
+    return told
+
+
+def test_ranks_that_ask_for_other_windows_are_told() -> None:
+    with Ranks(2) as pool:
+        for told in pool.run(ask_for_other_windows, meeting_point()):
+            for kind, line in told:
+                assert kind == "SignatureMismatch" and '"window"' in line
+                assert "rank 0" in line and "rank 1" in line
+
+
 PUT: dict[str, Any] = {"pieces": [], "target": 0, "slot": 0, "version": 1}
 
 

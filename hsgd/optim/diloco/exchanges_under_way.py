@@ -53,10 +53,10 @@ class ExchangesUnderWay:
         done: Future[Means] | None = None
         if self._workers is not None:
             if self._thread is not None:
-                done = self._thread.submit(self._average, self._workers, fragment, mine, buffers)
+                done = self._thread.submit(self._average, fragment, due, mine, buffers)
             else:
                 done = Future()
-                done.set_result(self._average(self._workers, fragment, mine, buffers))
+                done.set_result(self._average(fragment, due, mine, buffers))
         self._queue.append(_UnderWay(fragment, due, done))
 
     def first(self, step: int | None) -> int | None:
@@ -131,9 +131,11 @@ class ExchangesUnderWay:
         if self._workers is not None and not self._workers.closed:
             self._workers.abort()
 
-    def _average(self, workers: Comm, fragment: int, mine: Tensor, buffers: Tensor) -> Means:
+    def _average(self, fragment: int, due: int, mine: Tensor, buffers: Tensor) -> Means:
+        workers = self._workers
+        assert workers is not None, "this rank exchanges"
         begin = time.perf_counter()
-        mean = self._exchanges[fragment].average(mine)
+        mean = self._exchanges[fragment].average(mine, due)
         if buffers.numel():
             workers.allreduce(buffers, "mean", out=buffers, name="buffers of DiLoCo")
         now = workers.metrics()  # here: it waits for collectives of other threads

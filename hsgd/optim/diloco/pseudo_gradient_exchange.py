@@ -65,9 +65,10 @@ Compression = Literal["bfloat16", "int8", "topk"] | Int8 | TopK | None
 class Exchange(Protocol):
     """Makes one vector the mean over the workers, again and again."""
 
-    def average(self, values: Tensor) -> Tensor:
+    def average(self, values: Tensor, due: int) -> Tensor:
         """The mean over the workers of 1-d float32 `values`, the same bits on all of them, in
-        `values` or another tensor; collective over the workers, blocking, releases the GIL.
+        `values` or another tensor; collective over the workers, blocking, releases the GIL. due:
+        the step after which it is applied: workers that are at other steps do not meet.
         """
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -105,9 +106,9 @@ class _PlainExchange:
     def __init__(self, comm: Comm, dtype: torch.dtype, what: str) -> None:
         self._comm, self._dtype, self._what = comm, dtype, what
 
-    def average(self, values: Tensor) -> Tensor:
-        sent = values.to(self._dtype)
-        mean: Tensor = self._comm.allreduce(sent, "mean", out=sent, name=self._what)
+    def average(self, values: Tensor, due: int) -> Tensor:
+        sent, name = values.to(self._dtype), _named(self._what, due)
+        mean: Tensor = self._comm.allreduce(sent, "mean", out=sent, name=name)
         return mean.float()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -115,6 +116,10 @@ class _PlainExchange:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         pass
+
+
+def _named(what: str, due: int) -> str:
+    return f"{what}, due at step {due}"
 
 
 class _WithErrors:
@@ -146,7 +151,7 @@ class _Int8Exchange(_WithErrors):
         self._row = -(-(self._codes + self._part) // 4) * 4
         super().__init__(sent=torch.zeros(self._part * comm.size), mean=torch.zeros(self._part))
 
-    def average(self, values: Tensor) -> Tensor:
+    def average(self, values: Tensor, due: int) -> Tensor:
         comm, part = self._comm, self._part
         padded = torch.zeros(part * comm.size)
         padded[: self._count] = values
@@ -154,13 +159,13 @@ class _Int8Exchange(_WithErrors):
         for rank, row in enumerate(rows):
             at = slice(rank * part, (rank + 1) * part)
             self._encode(padded[at], self._errors["sent"][at], row)
-        rows = comm.alltoall(rows, name=f"{self._what} in int8")
+        rows = comm.alltoall(rows, name=f"{_named(self._what, due)} in int8")
         mean = torch.zeros(part)
         for row in rows:
             self._decode(row, 1.0 / comm.size, mean)
         own = torch.zeros(1, self._row, dtype=torch.uint8)
         self._encode(mean, self._errors["mean"], own[0])
-        rows = comm.allgather(own, name=f"mean {self._what} in int8")
+        rows = comm.allgather(own, name=f"mean {_named(self._what, due)} in int8")
         padded.zero_()
         for rank, row in enumerate(rows):
             self._decode(row, 1.0, padded[rank * part : (rank + 1) * part])
@@ -197,7 +202,7 @@ class _TopExchange(_WithErrors):
         self._entries = self._kept * -(-count // self._chunk)
         super().__init__(sent=torch.zeros(count))
 
-    def average(self, values: Tensor) -> Tensor:
+    def average(self, values: Tensor, due: int) -> Tensor:
         comm, count = self._comm, self._count
         own = torch.empty(1, 4 * self._entries, dtype=torch.uint8)  # places, then values
         given = values.contiguous()
@@ -211,7 +216,7 @@ class _TopExchange(_WithErrors):
             self._chunk,
             self._kept,
         )
-        rows = comm.allgather(own, name=f"greatest of {self._what}")
+        rows = comm.allgather(own, name=f"greatest of {_named(self._what, due)}")
         mean = torch.zeros(count)
         for row in rows:
             _native.top_decode(

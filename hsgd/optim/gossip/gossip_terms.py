@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hsgd.optim.gossip.first_moments import Momentum
 from hsgd.optim.gossip.gossip_turns import check_schedule
 from hsgd.optim.gossip.noloco import NoLoCo, read_outer
-from hsgd.optim.gossip.topology import Topology
+from hsgd.optim.gossip.topology import Topology, described
 from hsgd.optim.layouts import layout_terms
 from hsgd.optim.triggers.communication_triggers import Trigger
 from hsgd.optim.wrapping_optimizer import check_choice
@@ -49,18 +49,8 @@ def terms_of(
     """Return what must be equal on all ranks; local. The trigger, which may be another on each
     rank, only where partners meet in the same steps.
     """
-    terms = {**options, "topology": _described(options["topology"]), "outer": rule}
+    terms = {**options, "topology": described(options["topology"]), "outer": rule}
     if rule is not None:
         terms["trigger"] = trigger
     others = [(f"buffer {number}", tuple(b.shape)) for number, b in enumerate(buffers)]
     return {**terms, **layout_terms(params), **dict(others)}
-
-
-def _described(topology: Any) -> str:
-    """A topology in words that tell graphs apart."""
-    if isinstance(topology, str):
-        return topology
-    graph = topology if isinstance(topology, Topology) else Topology(topology, len(topology))
-    if graph.name != "graph":
-        return f"{graph!r} of seed {graph.seed}"
-    return f"a graph of {[graph.neighbours(rank) for rank in range(graph.size)]}"

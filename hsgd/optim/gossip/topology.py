@@ -12,7 +12,7 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-__all__ = ["NAMES", "Topology", "graph_of"]
+__all__ = ["NAMES", "Topology", "described", "graph_of"]
 
 NAMES = ("random", "ring", "exponential2")
 _IN_TURN = ("ring", "exponential2")
@@ -149,3 +149,16 @@ def graph_of(topology: Any, size: int, seed: int) -> Topology:
         f"Gossip: the topology is for {graph.size} ranks, but {size} gossip; with "
         "hierarchical=True those are the groups"
     )
+
+
+def described(topology: Any) -> str:
+    """Return Gossip's `topology` in words that tell graphs apart; local. Raises TypeError for what
+    is none.
+    """
+    if isinstance(topology, str):
+        return topology
+    if isinstance(topology, Topology) and topology.name != "graph":
+        return f"{topology!r} of seed {topology.seed}"
+    own = isinstance(topology, Topology)
+    graph = [topology.neighbours(k) for k in range(topology.size)] if own else _lists(topology)
+    return f"a graph of {graph}"

@@ -25,6 +25,7 @@ from hsgd.torch.compression import (
     Compressor,
     FP16Compressor,
     NoneCompressor,
+    warn_of_overflow,
 )
 from hsgd.torch.gradients.packing import Packing
 from hsgd.torch.operations.reductions import AVERAGE, CORE_OPS
@@ -149,6 +150,7 @@ class Bucket:
         self._mismatch: SignatureMismatch | None = None
         self._result = self._flat
         self._context: Any = None
+        self._told_of_overflow = False
 
     @property
     def label(self) -> str:
@@ -219,6 +221,8 @@ class Bucket:
     def finish(self) -> None:
         """After wait(), make the gradients those of all ranks; local."""
         if self._wire is not self._flat:
+            if not self._told_of_overflow:
+                self._told_of_overflow = warn_of_overflow(self._flat, self._wire, self.label)
             self._flat.copy_(self._wire)
         elif self._compression is not NoneCompressor:
             result = self._compression.decompress(self._result, self._context)

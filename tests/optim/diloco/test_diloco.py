@@ -20,7 +20,9 @@ from torch.nn import functional
 from hsgd import Comm, HsgdError
 from hsgd.optim import DiLoCo, Int8, Nesterov, TopK
 from hsgd.optim.diloco.fragments import cut, phases
+from hsgd.optim.diloco.pseudo_gradient_exchange import exchange_of
 from noisy_quadratics import drawn, gradient, initial
+from outcomes import told_by
 from pretended_nodes import meet
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
@@ -145,8 +147,6 @@ def test_compressed_pseudo_gradients_lead_to_the_same_place(
 
 
 def run_exchange(seat: Seat, path: str, how: Any, count: int, rounds: int) -> Any:
-    from hsgd.optim.diloco.pseudo_gradient_exchange import exchange_of
-
     comm = seat.comm(path, 3)
     exchange = exchange_of(how, comm, count, "values")
     sent = np.zeros(count)
@@ -154,8 +154,36 @@ def run_exchange(seat: Seat, path: str, how: Any, count: int, rounds: int) -> An
     for turn in range(rounds):
         values = drawn(seat.rank, turn).normal(size=count).astype(np.float32)
         sent += values
-        received += exchange.average(torch.from_numpy(values)).numpy()
+        received += exchange.average(torch.from_numpy(values), turn).numpy()
     return sent, received, {k: v.numpy() for k, v in exchange.state_dict().items()}
+
+
+def exchange_at_other_steps(seat: Seat, path: str, how: Any) -> tuple[str, str]:
+    comm = seat.comm(path, 2)
+    exchange = exchange_of(how, comm, 9, "pseudo-gradient 0")
+    return told_by(lambda: exchange.average(torch.ones(9), due=4 + 2 * comm.rank))
+
+
+@pytest.mark.parametrize("how", [Int8(), TopK(), "bfloat16", None])
+def test_workers_that_are_at_other_steps_do_not_meet(
+    pools: Callable[[int], Ranks], how: Any
+) -> None:
+    for kind, line in pools(2).run(exchange_at_other_steps, meeting_point(), how):
+        assert kind == "SignatureMismatch"
+        assert "due at step 4" in line and "due at step 6" in line
+
+
+def take_other_numbers_of_steps(seat: Seat, path: str) -> tuple[str, str]:
+    params = toy()
+    sgd = torch.optim.SGD(params, lr=RATE)
+    with DiLoCo(sgd, params, seat.comm(path, 2), sync_every=100, group=None) as diloco:
+        toy_steps(params, diloco, seat.rank, range(1, 3 + seat.rank))
+        return told_by(diloco.synchronize_weights)
+
+
+def test_workers_that_took_other_numbers_of_steps_are_told(pools: Callable[[int], Ranks]) -> None:
+    for kind, line in pools(2).run(take_other_numbers_of_steps, meeting_point()):
+        assert kind == "HsgdError" and "ranks have taken 2 to 3 steps" in line
 
 
 @pytest.mark.parametrize("count", [1, 100, 5000])
