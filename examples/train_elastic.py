@@ -1,7 +1,7 @@
 """Train a small network on images of handwritten digits with ElasticAveraging.
 
-    mpirun -n 4 python examples/train_elastic.py
-    mpirun -n 4 python examples/train_elastic.py --skew --interval 4
+    hsgd run -np 4 python examples/train_elastic.py
+    hsgd run -np 4 python examples/train_elastic.py --skew --interval 4
     mpirun -n 4 --host node1:2,node2:2 python examples/train_elastic.py --mode hybrid
 
 Training is asynchronous: each rank (or group of ranks) trains on its own images. A shared central

@@ -1,6 +1,6 @@
 """Train a small network on images of handwritten digits with Gossip, each rank on its own digits.
 
-    mpirun -n 4 python examples/train_gossip.py
+    hsgd run -np 4 python examples/train_gossip.py
     mpirun -n 4 --host node1:2,node2:2 python examples/train_gossip.py --hierarchical
 
 Each rank has images of a few digits only, and could learn no more from them. Ranks step on

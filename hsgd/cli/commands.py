@@ -60,7 +60,7 @@ EXAMPLES = """examples:
   hsgd run -np 4 -H node1:2,node2:2 python train.py
   horovodrun --plugin hsgd -np 4 python train.py  the same through Horovod's launcher
   HOROVOD_PLUGIN=hsgd srun python train.py        the same under another launcher
-  LD_PRELOAD=$(hsgd preload) mpirun -np 4 ./app   any MPI program
+  LD_PRELOAD=$(hsgd preload) mpirun -np 2 ./app   any MPI program
   hsgd plan --nodes 64 --ranks-per-node 8 --link 25gbit --model-mb 100   what a step would cost
   hsgd trace summary timeline.json timeline.json.*   where the time of each rank went
   hsgd data convert digits slabs/                 training data as contiguous HDF5 slabs

@@ -119,6 +119,14 @@ def test_a_job_runs_on_all_hosts_of_its_allocation(
     assert said == [f"{rank} [0, 0, 1, 1]" for rank in range(4)]
 
 
+def test_an_elastic_job_without_a_number_takes_all_slots() -> None:
+    words = ["run", "--dry-run", "--min-np", "1"]
+    for more, places in ([], "node1:2, node2:2"), (["-np", "2"], "node1:1, node2:1"):
+        done = run_marked([*HSGD, *words, *more, "true"], {**os.environ, **TWO}, JOB_S)
+        assert done.returncode == 0, done.stderr
+        assert f" ranks on {places}: true" in done.stdout
+
+
 @pytest.mark.parametrize("words", [["-np", "2"], ["--min-np", "1"]])
 def test_a_launcher_that_starts_several_launchers_is_refused(words: list[str]) -> None:
     step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hsgd.io.launched import rank_here
 
@@ -206,3 +207,15 @@ def test_a_loader_before_init_of_an_elastic_job_is_refused(tmp_path: Path, folde
     assert done.returncode == 0, done.stderr[-3000:]
     said = sorted(filter(None, (each.strip() for each in done.stdout.split("|"))))
     assert said == ["6 of 2", "6 of 2", "LaunchError True", "LaunchError True"]
+
+
+def test_ranks_that_mpi_does_not_join_convert_nothing(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", number=np.arange(8))
+    hsgd = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
+    words = ["data", "convert", str(tmp_path / "a.npz"), str(tmp_path / "out")]
+    environ = here(OMPI_MCA_btl="self", **variables("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2"))
+    done = run_marked([*hsgd, *words], environ, JOB_S)
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("hsgd: error: Flux (FLUX_TASK_RANK=1, FLUX_JOB_SIZE=2) started this ")
+    assert not (tmp_path / "out").exists()

@@ -68,6 +68,19 @@ def test_every_block_says_what_it_is() -> None:
     } == {}
 
 
+def test_ranks_of_a_plain_mpirun_fit_two_cores() -> None:
+    """Open MPI refuses more ranks than cores: "not enough slots". `hsgd run` names its slots."""
+    sources = [*PAGES, *(ROOT / "examples").rglob("*.py"), ROOT / "hsgd/cli/commands.py"]
+    more = [
+        (path.name, line.strip())
+        for path in sources
+        for line in path.read_text().splitlines()
+        if (found := re.search(r"\bmpirun -np? ([0-9]+)", line)) and int(found[1]) > 2
+        if not re.search(r"--host |-H |OVERSUBSCRIBE|horovod", line)
+    ]
+    assert more == []
+
+
 # --- messages ---
 
 

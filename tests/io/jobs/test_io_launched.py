@@ -12,6 +12,7 @@ from hsgd.io import PartitionedDataset, PartitionedLoader
 from hsgd.io.launched import RankHere, rank_here
 
 from hdf5_samples import collect, make_slabs
+from hsgd import world
 from hsgd.testing.processes import launch_environ, run_marked
 
 torch = pytest.importorskip("torch")
@@ -111,6 +112,15 @@ def test_a_loader_that_was_made_before_the_ranks_were_known_is_refused(folder, m
         iter(alone)
     assert len(list(told)) == 12
     assert len(list(PartitionedLoader(folder, 4))) == 4
+
+
+def test_hsgd_is_asked_before_variables_and_once_more_when_reading(folder, monkeypatch):
+    alone = PartitionedLoader(folder, 4)
+    monkeypatch.setattr(world, "_world", [Comm()])
+    monkeypatch.setenv("PMIX_RANK", "0")  # MPI itself has the size
+    with pytest.raises(RuntimeError, match=r"before hsgd was initialized.*each of the 5 ranks"):
+        iter(alone)
+    assert "rank 2 of 5 (hsgd)" in repr(PartitionedLoader(folder, 4))
 
 
 def iterate_in(module, dataset):
