@@ -75,6 +75,7 @@ __all__ = [
 
 _CHUNKED = "chunked layout"
 _MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
+_MOST_MISSING = 1024  # slabs, and as many as are there: that many are looked for one by one
 _KINDS = "biufc"  # bool, integers, floats, complex: what becomes a tensor
 
 
@@ -176,11 +177,12 @@ class DataMap:
 
     def block_bytes(self, spec: FieldSpec) -> int:
         """The most bytes of a field, or of its offsets, that one checksum covers."""
+        rows = min(self.checksum_rows, max(self.slab_counts, default=0))
         if not spec.ragged:
-            return spec.row_bytes * self.checksum_rows
+            return spec.row_bytes * rows
         found = [slab.extents[spec.name].offsets for slab in self.slabs]
         largest = max((o.largest_block for o in found if o), default=0)
-        return max(spec.row_bytes * largest, 8 * (self.checksum_rows + 1))
+        return max(spec.row_bytes * largest, 8 * (rows + 1))
 
     @property
     def slab_counts(self) -> list[int]:
@@ -351,7 +353,12 @@ def _open_index(folder: Folder) -> Iterator[tuple[h5py.File, SlabHeader]]:
             raise DataError(f"{index_path}: not written by hsgd; convert the data again")
         if not index.sealed:
             raise DataError(f"{index_path}: not sealed (writing was cut off); convert again")
-        folder.expect([slab_name(number) for number in range(index.num_slabs)])
+        present = folder.expect(index.num_slabs)
+        if present is not None and index.num_slabs > 2 * present + _MOST_MISSING:
+            raise DataError(
+                f"{index_path}: attribute num_slabs is {index.num_slabs}, and {present} slabs are "
+                "there; restore the slabs or this file, or convert again"
+            )
         yield file, index
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +20,7 @@ from ..remote.metadata_file import MetadataFile, open_objects
 from ..remote.objects import ObjectIdentity, ObjectMissing, ObjectReader
 from ..remote.urls import child_url
 from .file_lock import being_written, lock_shared
-from .slab_folder import import_h5py
+from .slab_folder import import_h5py, slab_name, slab_number
 
 if TYPE_CHECKING:
     import h5py
@@ -138,8 +138,10 @@ class Folder(Protocol):
 
     path: str
 
-    def expect(self, names: Sequence[str]) -> None:
-        """These will be examined, in this order."""
+    def expect(self, slabs: int) -> int | None:
+        """So many slabs will be examined, from the first to the last. Returns how many are there,
+        None where only a look at each can tell.
+        """
 
     def place(self, name: str) -> Path | str:
         """What a file is called in messages and in a SlabMap."""
@@ -160,8 +162,13 @@ class LocalFolder:
     def __init__(self, folder: Path) -> None:
         self._folder, self.path = folder, str(folder)
 
-    def expect(self, names: Sequence[str]) -> None:
-        """Nothing to prepare."""
+    def expect(self, slabs: int) -> int | None:
+        """Count those whose names are in the folder, if it may be listed."""
+        try:
+            with os.scandir(self._folder) as entries:
+                return sum(slab_number(entry.name) is not None for entry in entries)
+        except PermissionError:
+            return None
 
     def place(self, name: str) -> Path:
         return self._folder / name
@@ -183,12 +190,13 @@ class RemoteFolder:
 
     def __init__(self, url: str, reader: ObjectReader) -> None:
         self.path, self._reader = url, reader
-        self._names: list[str] = []
+        self._slabs = 0
         self._ahead: dict[str, MetadataFile | None] = {}  # None: not there
         self._last: MetadataFile | None = None
 
-    def expect(self, names: Sequence[str]) -> None:
-        self._names = list(names)
+    def expect(self, slabs: int) -> int | None:
+        self._slabs = slabs
+        return None
 
     def place(self, name: str) -> str:
         return child_url(self.path, name)
@@ -210,9 +218,10 @@ class RemoteFolder:
 
     def _fetched(self, name: str) -> MetadataFile | None:
         if name not in self._ahead:
-            at = self._names.index(name) if name in self._names else -1
-            first = at <= 0  # alone: nobody knows yet what of it is needed
-            names = [name] if first else self._names[at : at + _AHEAD]
+            at = slab_number(name)
+            first = not at  # alone: nobody knows yet what of it is needed
+            ahead = range(at or 0, min((at or 0) + _AHEAD, self._slabs))
+            names = [name] if first else [slab_name(number) for number in ahead]
             pages = () if first or self._last is None else self._last.pages
             found = open_objects([self.place(n) for n in names], self._reader, pages)
             self._ahead = dict(zip(names, found, strict=True))

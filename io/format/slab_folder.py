@@ -19,6 +19,7 @@ Owns names and attributes. Never writes (writer.py, atomic_folder.py) and never 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ __all__ = [
     "is_slab_folder",
     "read_header",
     "slab_name",
+    "slab_number",
 ]
 
 FORMAT_VERSION = 2
@@ -63,6 +65,8 @@ _LEAST = {
     "num_slabs": 1,
     "checksum_rows": 1,
 }
+_MOST = 1 << 62  # of each of these numbers, but of a seed: sums of two are 64-bit numbers still
+_SLAB = re.compile(r"slab-([0-9]{5,18})\.h5")
 
 
 def import_h5py() -> Any:
@@ -77,6 +81,12 @@ def import_h5py() -> Any:
 def slab_name(slab: int) -> str:
     """File name of slab number `slab`."""
     return f"slab-{slab:05d}.h5"
+
+
+def slab_number(name: str) -> int | None:
+    """The number of the slab that has this file name; None for a name of something else."""
+    found = _SLAB.fullmatch(name)
+    return int(found[1]) if found and slab_name(int(found[1])) == name else None
 
 
 @dataclass(frozen=True)
@@ -141,8 +151,10 @@ def _read_attribute(path: str, attrs: h5py.AttributeManager, name: str) -> Any:
     if name in _TEXTS:
         if isinstance(value, bytes) and value.isascii():
             return value.decode()
-    elif isinstance(value, np.integer) and value >= _LEAST.get(name, 0):
-        return int(value)
+    elif isinstance(value, np.integer):
+        number = int(value)
+        if number >= _LEAST.get(name, 0) and (number <= _MOST or name == "permutation_seed"):
+            return number
     raise DataError(
         f"{path}: attribute {name} is {str(value)[:40]!r}, which hsgd never writes; "
         "restore this file or convert again"
