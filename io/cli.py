@@ -56,7 +56,7 @@ SRC is one of
   x.npy | x.npy,y.npy    one array (field "data"), or several (fields x and y)
   arrays/                a folder of .npy files, or a slab folder (to shuffle it anew)
   old.h5 | parts/        an HDF5 file, or a folder of such files with equal fields, in the order of
-                         their names; every dataset is a field
+                         their names; every dataset is a field, or every group a sample
   photos/                images as photos/CLASS/x.png: fields image and label
   data.tar | shards/     samples in WebDataset's form, in one tar file or a folder of them
   t.csv | t.parquet      a table; every column of numbers (or of lists of numbers) is a field, of

@@ -209,6 +209,7 @@ def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:
         return Attributes()
     found = source.attributes()
     lines = [
+        *getattr(source, "notes", ()),
         left_out_line(name, getattr(source, "left_out_are", "no fields, so"), source.left_out),
         left_out_line(name, "attributes", found.left_out),
         *packing_warnings(name, getattr(source, "packing", {}), _STAYS_PACKED),

@@ -36,6 +36,7 @@ class JoinedSource:
         self.left_out: dict[str, str] = {}
         self.unwritten: dict[str, str] = {}
         self.packing: Packing = getattr(first, "packing", {})
+        self.notes = [note for source in self._parts for note in getattr(source, "notes", ())]
         for path, source in parts:
             self.left_out |= {f"{path.name}:{name}": why for name, why in source.left_out.items()}
             unwritten = getattr(source, "unwritten", {})  # Parquet has all its rows

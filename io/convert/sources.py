@@ -34,11 +34,13 @@ from ..format.fields import choose_fields, find_fields, linked_file
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.packed_values import packing_of
 from ..format.ragged import Block, Ragged, ragged_of
-from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
+from ..format.sample_groups import find_sample_groups
+from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
 from ..format.stored_rows import StoredRows
 from ..order.partition import IntArray
 from ..reading.reader import RowReader
 from .class_folders import IMAGE_SUFFIXES
+from .grouped_source import GroupedSource
 from .joined_sources import HDF5_SUFFIXES, JoinedSource
 from .record_sources import (
     CsvSource,
@@ -100,7 +102,7 @@ def lengths_of(source: Source) -> dict[str, IntArray]:
     found = {}
     for spec in source.specs:
         known = None
-        if spec.ragged and isinstance(source, ImageFolderSource | TextSource):
+        if spec.ragged and isinstance(source, GroupedSource | ImageFolderSource | TextSource):
             known = source.lengths(spec)
         if known is not None:
             found[spec.name] = known
@@ -338,7 +340,11 @@ def open_source(
     return _open_hdf5(path, fields)
 
 
-def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Source:
+def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Source | GroupedSource:
+    with examined(path) as file:
+        groups = None if read_header(file) else find_sample_groups(file)
+    if groups is not None and groups.are_meant(fields):
+        return GroupedSource(path, groups, fields)
     return VlenSource(path, fields) if _has_vlen(path, fields) else Hdf5Source(path, fields)
 
 

@@ -41,6 +41,7 @@ from .opening import (
     identity_of,
 )
 from .packed_values import Packing, packing_of
+from .sample_groups import refuse_sample_groups
 from .slab_folder import (
     CHECKSUMS,
     INDEX_NAME,
@@ -321,6 +322,8 @@ def _map_single(
         return None
     if header is not None and not header.sealed:
         raise DataError(f"{path}: not sealed (writing was cut off); convert again")
+    if header is None:
+        refuse_sample_groups(file, path, names, group)
     chosen, left_out = choose_fields(file, path, names, group)
     specs, slab = _map_file(file, path, identity, 0, chosen, group=group)
     return DataMap(

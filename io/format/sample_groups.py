@@ -1,0 +1,137 @@
+"""Files with a group for each sample: 000000/image, 000000/label, 000001/image, and so on.
+
+Owns how they are recognised, by the names in some of their groups, and the order of the samples.
+Read as fields, each of these datasets would be one, and its first axis that of samples. Only hard
+links count. Never reads samples (convert/grouped_source.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hsgd.errors import DataError
+
+from .fields import stored_name
+from .slab_folder import LONGEST, import_h5py
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["SampleGroups", "find_sample_groups", "hard_linked", "refuse_sample_groups"]
+
+_LEAST = 16  # groups: fewer are the parts of one table, such as train and test, or cameras
+_LOOKED_AT = 16
+_ALIKE = 0.75  # of these
+_DEEPEST = 3  # groups above those of samples
+_MOST_STEPS = 1_000  # names in one sample
+_DIGITS = re.compile("([0-9]+)")
+
+
+@dataclass(frozen=True)
+class SampleGroups:
+    """home: the group that holds those of the samples; "" is the file. names: of what it holds, in
+    the order of their numbers. fields: of most samples. others: of some.
+    """
+
+    home: str
+    names: tuple[str, ...]
+    fields: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    def are_meant(self, wanted: Sequence[str] | None) -> bool:
+        """Whether the names of fields that a caller wants, None for all, are those of samples."""
+        return wanted is None or all(name.strip("/") in self.fields for name in wanted)
+
+
+def find_sample_groups(file: h5py.File, group: str = "") -> SampleGroups | None:
+    """The groups of samples of a file, or inside one of its groups; None without. Looks at some."""
+    home = hard_linked(file["/"], group) if group else file["/"]
+    return None if home is None else _search(home, group, 0)
+
+
+def refuse_sample_groups(
+    file: h5py.File, path: Path | str, wanted: Sequence[str] | None, group: str
+) -> None:
+    """Raise DataError if samples are groups, and `wanted` does not name datasets of the file."""
+    found = find_sample_groups(file, group)
+    if found is not None and found.are_meant(wanted):
+        first, last = (stored_name(found.home, found.names[at]) for at in (0, -1))
+        raise DataError(
+            f"{path}: has a group for each sample ({first} to {last}, {len(found.names)} groups "
+            f"with {', '.join(found.fields)}); make a slab folder of it: hsgd data convert {path} "
+            f'DST, or, if they are fields, name them: fields=["{first}/{found.fields[0]}", ...]'
+        )
+
+
+def hard_linked(group: Any, path: str) -> Any:
+    """What hard links alone lead to; None for other links, and where nothing is."""
+    h5py = import_h5py()
+
+    for step in path.split("/"):
+        if not isinstance(group, h5py.Group):
+            return None
+        try:
+            link = group.get(step, getlink=True)
+        except TypeError:  # a kind of link that HDF5 does not have of its own
+            return None
+        if not isinstance(link, h5py.HardLink):
+            return None
+        group = group[step]
+    return group
+
+
+def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
+    names = sorted(home, key=_natural)
+    if len(names) >= _LEAST:
+        step = len(names) / _LOOKED_AT
+        some = [names[int(step * number)] for number in range(_LOOKED_AT)]
+        found = Counter(_field_names(home, name) for name in some)
+        fields, count = found.most_common(1)[0]
+        if fields and count >= _ALIKE * len(some):
+            others = {field for each in found for field in each} - {*fields}
+            return SampleGroups(place, tuple(names), fields, tuple(sorted(others)))
+        return None
+    for name in names if depth < _DEEPEST else ():
+        inner = hard_linked(home, name)
+        if isinstance(inner, import_h5py().Group):
+            below = _search(inner, stored_name(place, name), depth + 1)
+            if below is not None:
+                return below
+    return None
+
+
+def _field_names(home: Any, name: str) -> tuple[str, ...]:
+    """The datasets of one sample and the groups in it, sorted; empty for what is no group, or is a
+    ragged field of hsgd.
+    """
+    h5py = import_h5py()
+
+    item = hard_linked(home, name)
+    if not isinstance(item, h5py.Group) or LONGEST in item.attrs:
+        return ()
+    found, steps = [], 0
+    waiting = [("", item)]
+    while waiting:
+        prefix, group = waiting.pop()
+        for step in group:
+            steps += 1
+            if steps > _MOST_STEPS:
+                return ()
+            inner = hard_linked(group, step)
+            if isinstance(inner, h5py.Dataset):
+                found.append(f"{prefix}{step}")
+            elif isinstance(inner, h5py.Group):
+                waiting.append((f"{prefix}{step}/", inner))
+    return tuple(sorted(found))
+
+
+def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Sorts 9 before 10."""
+    parts = _DIGITS.split(name)
+    numbers = (part.lstrip("0") if at % 2 else part for at, part in enumerate(parts))
+    return [(len(part) if at % 2 else 0, part) for at, part in enumerate(numbers)], name

@@ -1,0 +1,207 @@
+"""HDF5 files with a group for each sample: refused by name, and converted as samples."""
+
+from __future__ import annotations
+
+import warnings
+
+import h5py
+import numpy as np
+import pytest
+from hsgd.io import convert_to_slabs, open_map
+
+from hdf5_samples import collect
+from hsgd.errors import DataError
+from loaders import loader_of
+
+COUNT = 40
+
+
+def pixels(number):
+    return np.full((4, 6), number, np.uint8)
+
+
+def save(path, count=COUNT, name="{:06d}", home=""):
+    with h5py.File(path, "w") as file:
+        for number in range(count):
+            group = file.create_group(f"{home}{name.format(number)}")
+            group["image"], group["label"] = pixels(number), np.int64(number)
+    return path
+
+
+def convert(path, target, **options):
+    """Convert in order; what was said."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        convert_to_slabs(path, target, permute=False, **options)
+    return [str(warning.message) for warning in caught]
+
+
+def converted(path, tmp_path, **options):
+    lines = convert(path, tmp_path / "out", **options)
+    loader = loader_of(tmp_path / "out", 7, shuffle="none", as_numpy=True, verify=True)
+    return collect(loader), lines
+
+
+@pytest.mark.parametrize("home", ["", "data/", "a/b/"])
+@pytest.mark.parametrize("name", ["{:06d}", "demo_{}", "{}", "{}th"])
+def test_each_group_is_a_sample_in_the_order_of_the_numbers(tmp_path, hsgd_data, home, name):
+    path = save(tmp_path / "a.h5", home=home, name=name)
+    first, last = home + name.format(0), home + name.format(COUNT - 1)
+    for command in ("info", "bench"):
+        code, _, err = hsgd_data(command, path)
+        assert code == 1
+        assert len(err.splitlines()) == 1
+        assert (
+            f"has a group for each sample ({first} to {last}, 40 groups with image, label)" in err
+        )
+        assert f"hsgd data convert {path} DST" in err
+    found, lines = converted(path, tmp_path)
+    assert found["label"].tolist() == list(range(COUNT))
+    np.testing.assert_array_equal(found["image"], [pixels(n) for n in range(COUNT)])
+    assert lines == [f"{path}: each of 40 groups, {first} to {last}, is read as one sample"]
+
+
+def test_the_loader_refuses_by_one_line_and_reads_datasets_that_are_named(tmp_path):
+    path = save(tmp_path / "a.h5")
+    for options in ({}, {"fields": ["image"]}, {"fields": ["label", "image"]}):
+        with pytest.raises(DataError, match=r"a\.h5: has a group for each sample") as raised:
+            loader_of(path, 2, **options)
+        assert len(str(raised.value)) < 500
+    found = collect(loader_of(path, 2, fields=["000003/image"], as_numpy=True))
+    assert found["000003/image"].tolist() == pixels(3).tolist()
+    with pytest.raises(DataError, match="has a group for each sample"):
+        open_map(save(tmp_path / "b.h5", home="data/"), group="data")
+
+
+def test_trajectories_of_different_lengths_are_ragged(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for number in range(COUNT):
+            steps = 1 + number * 7 % 5
+            group = file.create_group(f"data/demo_{number}")
+            group.create_dataset("obs/pos", data=np.full((steps, 3), number, ">f4"), chunks=(1, 3))
+            group["actions"] = np.full(steps, number)
+        file["mask/train"] = np.arange(30)
+    convert(path, tmp_path / "out")
+    found = open_map(tmp_path / "out")
+    assert {spec.name: (spec.shape, spec.ragged) for spec in found.fields} == {
+        "actions": ((), True),
+        "obs/pos": ((3,), True),
+    }
+    number = 0
+    for batch in loader_of(tmp_path / "out", 7, shuffle="none", as_numpy=True, verify=True):
+        for row in range(len(batch["actions"])):
+            wanted = np.full((1 + number * 7 % 5, 3), number, np.float32)
+            np.testing.assert_array_equal(batch["obs/pos"][row], wanted)
+            np.testing.assert_array_equal(batch["actions"][row], wanted[:, 0])
+            number += 1
+    assert number == COUNT
+
+
+def test_groups_that_lack_a_field_are_left_out_and_named(tmp_path, hsgd_data):
+    path = save(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        del file["000007/label"]
+        del file["000031"]
+        file["000031"] = 5
+        file["000009/extra"] = 1
+        file["meta"] = np.arange(3)
+    code, shown, err = hsgd_data("convert", path, tmp_path / "out", "--keep-order")
+    assert code == 0
+    assert "38 samples in" in shown
+    (line,) = [line for line in err.splitlines() if "left out" in line]
+    assert "3 of 41 groups left out: '000007' (no label), '000031' (no image, label)" in line
+    assert "'meta' (no image, label)" in line
+    labels = collect(loader_of(tmp_path / "out", 7, shuffle="none", as_numpy=True))["label"]
+    assert labels.tolist() == [n for n in range(COUNT) if n not in (7, 31)]
+    found, lines = converted(path, tmp_path, fields=["image"], overwrite=True)
+    assert len(found["image"]) == 39
+    assert "2 of 41 groups left out" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.zeros((4, 7), np.uint8), "000011/image is (4, 7) uint8, /000000/image (4, 6) uint8"),
+        (np.zeros((4, 6), np.int16), "000011/image is (4, 6) int16, /000000/image (4, 6) uint8"),
+        (np.uint8(3), "000011/image is () uint8, /000000/image (4, 6) uint8"),
+        (h5py.Empty("u1"), "000011/image is None uint8, /000000/image (4, 6) uint8"),
+    ],
+)
+def test_samples_of_another_form_are_named(tmp_path, value, text):
+    path = save(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        del file["000011/image"]
+        file["000011/image"] = value
+    with pytest.raises(DataError) as raised:
+        convert_to_slabs(path, tmp_path / "out")
+    assert text in str(raised.value)
+
+
+def test_text_is_no_field_packing_stays_and_other_attributes_are_named(tmp_path):
+    path = save(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        file.attrs["title"] = "cats"
+        for number in range(COUNT):
+            file[f"{number:06d}/caption"] = "a cat"
+            file[f"{number:06d}/image"].attrs["scale_factor"] = 0.5
+            file[f"{number:06d}"].attrs["taken"] = number
+    lines = convert(path, tmp_path / "out")
+    assert [spec.name for spec in open_map(tmp_path / "out").fields] == ["image", "label"]
+    assert "fields left out: 'caption' (its type is none of numbers or bool)" in lines[1]
+    assert "'000000@taken' (an attribute of one sample, or of several)" in lines[2]
+    assert "field 'image' is packed (scale_factor 0.5)" in lines[3]
+    assert open_map(tmp_path / "out").packing == {"image": {"scale_factor": 0.5}}
+    with h5py.File(tmp_path / "out/index.h5") as file:
+        assert file.attrs["title"] == "cats"
+    with h5py.File(path, "r+") as file:
+        file["000020/image"].attrs["scale_factor"] = 0.25
+    with pytest.raises(DataError, match="000020 is packed by other attributes than 000000"):
+        convert_to_slabs(path, tmp_path / "again")
+
+
+def test_rows_that_nobody_wrote_are_refused(tmp_path):
+    path = save(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        del file["000011/image"]
+        file["000011"].create_dataset("image", (4, 6), np.uint8)
+    with pytest.raises(DataError, match="'000011/image': none of 4 rows was ever written"):
+        convert_to_slabs(path, tmp_path / "out")
+
+
+def test_a_folder_of_such_files_is_joined(tmp_path):
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for name in ("a", "b"):
+        save(parts / f"{name}.h5")
+    found, lines = converted(parts, tmp_path)
+    assert found["label"].tolist() == [*range(COUNT), *range(COUNT)]
+    assert len(lines) == 2
+
+
+def test_groups_that_are_no_samples_are_fields_as_before(tmp_path):
+    with h5py.File(tmp_path / "splits.h5", "w") as file:
+        for name in ("train", "test", "val"):
+            file[f"{name}/x"], file[f"{name}/y"] = np.arange(9), np.arange(9)
+    assert len(open_map(tmp_path / "splits.h5").fields) == 6
+    with h5py.File(tmp_path / "sensors.h5", "w") as file:
+        for number in range(30):
+            file[f"sensor{number}/value{number}"] = np.arange(9)
+    assert len(open_map(tmp_path / "sensors.h5").fields) == 30
+    sensors = tmp_path / "named.h5"
+    with h5py.File(sensors, "w") as file:
+        for number in range(30):
+            file[f"sensor{number}/value"] = np.arange(9)
+    names = [f"sensor{number}/value" for number in range(30)]
+    convert_to_slabs(sensors, tmp_path / "out", fields=names)
+    assert len(open_map(tmp_path / "out").fields) == 30  # a slab folder is what it is
+
+
+def test_groups_in_a_circle_end(tmp_path):
+    path = save(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        for number in range(COUNT):
+            for other in range(COUNT):
+                file[f"{number:06d}/to{other}"] = file[f"{other:06d}"]
+    with pytest.raises(DataError, match="its groups are held by several others"):
+        open_map(path)
