@@ -7,6 +7,7 @@ of `hsgd info`. Never changes anything, and leaves nothing: trials run in child 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import resource
 import socket
@@ -20,6 +21,7 @@ from typing import Literal
 from hsgd.doctor import info, leftovers, probe
 from hsgd.errors import LaunchError, MissingExtra
 from hsgd.job import launcher_variables
+from hsgd.job.sealed_store import JOB_SECRET
 from hsgd.launch import launch
 from hsgd.status import stacks
 
@@ -60,10 +62,7 @@ def examine() -> list[Trial] | None:
     """
     with ThreadPoolExecutor() as pool:
         report = pool.submit(info.gather)
-        trials = [
-            pool.submit(trial)
-            for trial in (_shared_memory, _job, _links, _open_files, _temporary_folder, _ptrace)
-        ]
+        trials = [pool.submit(trial) for trial in _TRIALS]
         gathered = report.result()
         found = [trial.result() for trial in trials]
     if gathered is None:
@@ -173,6 +172,23 @@ def _own_addresses() -> Iterator[str]:
         yield str(routed.getsockname()[0])
 
 
+def _store() -> Trial | None:
+    """Where ranks meet without MPI."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    if launcher_variables.torchrun() is not None and JOB_SECRET not in os.environ:
+        return Trial(
+            "torch's store",
+            "note",
+            "open: whoever reaches the port of this torchrun reads and writes what ranks tell one "
+            "another",
+            "Start the job with hsgd run --launcher torchrun, or keep others from the port "
+            "(SECURITY.md)",
+        )
+    found = "sealed in jobs of hsgd run, open in those of torchrun itself (SECURITY.md)"
+    return Trial("torch's store", "ok", found)
+
+
 def _open_files() -> Trial:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _FEWEST_FILES:
@@ -232,6 +248,9 @@ def _leftovers() -> Iterator[Trial]:
         yield Trial(
             "leftovers", "note", f"killed jobs left {len(stale)} sockets behind", "hsgd clean"
         )
+
+
+_TRIALS = (_shared_memory, _job, _links, _store, _open_files, _temporary_folder, _ptrace)
 
 
 def lines(trials: Sequence[Trial], *, coloured: bool) -> list[str]:

@@ -17,6 +17,8 @@ import pytest
 from hsgd.cli import completion, make_parser
 from hsgd.doctor import checkup, info, probe
 from hsgd.errors import LaunchError, MissingExtra
+from hsgd.job import launcher_variables
+from hsgd.job.sealed_store import JOB_SECRET
 from hsgd.launch import launch
 from hsgd.status import stacks
 from hsgd.testing.processes import launch_environ
@@ -127,6 +129,17 @@ def test_a_part_that_is_missing_or_does_not_load_is_not_called_ok() -> None:
     report.fact("Python", "torch", "2.13.0")
     states = {trial.name: trial.state for trial in checkup._versions(report)}
     assert (states["mpi4py"], states["torch"], states["h5py"]) == ("note", "ok", "note")
+
+
+def test_a_store_that_others_reach_is_told_within_such_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (trial := checkup._store()) is not None and trial.state == "ok"
+    monkeypatch.setattr(launcher_variables, "torchrun", lambda: object())
+    assert (trial := checkup._store()) is not None and trial.state == "note"
+    assert "hsgd run" in trial.remedy and "SECURITY.md" in trial.remedy
+    monkeypatch.setenv(JOB_SECRET, "5" * 64)
+    assert (trial := checkup._store()) is not None and trial.state == "ok"
 
 
 def test_few_open_files_are_told_in_ranks() -> None:
