@@ -167,8 +167,7 @@ class PartitionedLoader(Closing):
         row_bytes, chunk_rows = max(1, self._data.row_bytes), self._data.chunk_rows
         self._block_samples = -(-max(1, read.block_bytes // row_bytes) // chunk_rows) * chunk_rows
         self._window_samples = max(1, read.window_bytes // row_bytes)
-        self._epoch, self._cuts = 0, ()
-        self._chosen = True  # the next iteration is of this epoch, whatever came before it
+        self._epoch, self._cuts, self._chosen = 0, (), True  # the next iteration is of epoch 0
         self._settings = IterationSettings(
             as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
             timeout_s=read.timeout_s,
@@ -185,12 +184,29 @@ class PartitionedLoader(Closing):
             raise ValueError("mapped=True: pack=, decode= and cache= make copies; leave them out")
         self._share = self._whole_share(here.rank, part=here.rank)  # reports bad arguments now
         self._order()  # and so does this
+        self._agree()
         in_turn = shuffle == "slabs" or cache is not None
         self._seats = seats_of(here.world_size, local_size, comm if in_turn else None)
         self._share = self._whole_share(here.rank)
         self._slots(self._share)
         self._check_delivery()
         self._cache = None if cache is None else self._open_cache(cache)
+
+    def _agree(self) -> None:
+        """Compare with the other ranks what decides which samples each reads; collective with comm,
+        else nothing. Raises SignatureMismatch.
+        """
+        if self._comm is None or self._comm.size != self._cut.world_size:
+            return  # of others: refused where ranks have seats
+        from hsgd.agree import agree
+
+        cut = self._cut
+        own: dict[str, object] = {"seed": self._seed, "shuffle": self._shuffle}
+        own |= {"batch_size": cut.batch_size, "drop_last": cut.drop_last, "pad": cut.pad}
+        own |= {"block_samples": self._block_samples, "window_samples": self._window_samples}
+        own |= {"world_size": cut.world_size, "on_error": self._on_error}
+        comm: Any = self._comm
+        agree(comm, "PartitionedLoader", lambda: own)
 
     def _check_delivery(self) -> None:
         """Refuse fields that cannot become what was asked for, and name what is no field."""

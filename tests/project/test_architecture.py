@@ -133,8 +133,9 @@ PACKAGES = {
     "hsgd.testing.chaos": "hsgd.c10d hsgd.io hsgd.job hsgd.launch hsgd.optim hsgd.torch",
     "hsgd.testing.soak": "hsgd.c10d hsgd.io hsgd.job",
 }
-# All that the reader takes from the front of hsgd: it can be used without the core.
-READER_TAKES = {"hsgd.closing", "hsgd.errors", "hsgd.job.launchers"}
+# All that the reader takes from the front of hsgd: it can be used without the core. "agree" needs
+# it, and a Comm.
+READER_TAKES = {"hsgd.agree", "hsgd.closing", "hsgd.errors", "hsgd.job.launchers"}
 # Files that run before or without the package: they may import this much when they are loaded.
 ALONE = {"launch/launch_hook": {"sys"}, "errors": set[str]()}
 # Packages that take long to import, or that not everybody has, and where they may be at the top.

@@ -12,6 +12,7 @@ from hsgd.io.convert import writer as writing
 from hdf5_samples import arrays_of, collect, make_slabs
 from hsgd.errors import DataError
 from loaders import loader_of
+from outcomes import told_by
 from ranks import Ranks, meeting_point
 
 torch = pytest.importorskip("torch")
@@ -126,6 +127,33 @@ def read_part(seat, folder, path, on_error):
         got = str(error)
     together = int(comm.allreduce(np.ones(1, np.int32))[0])
     return got, together, loader.metrics()["skipped"]
+
+
+DIFFERENT = [
+    ("seed", 3, 4),
+    ("shuffle", "none", "block"),
+    ("shuffle", "slabs", "block"),
+    ("drop_last", True, False),
+]
+
+
+def make_differently(seat, folder, path):
+    """What a rank is told of each; then ranks make a loader that agrees."""
+    comm, told = seat.comm(path, 3), []
+    for name, odd, usual in DIFFERENT:
+        own = {name: odd if seat.rank == 2 else usual}
+        told.append(told_by(lambda own=own: loader_of(folder, 6, comm=comm, **own, **TINY)))
+    size = 6 + (seat.rank == 1)
+    told.append(told_by(lambda: loader_of(folder, size, comm=comm, **TINY)))
+    return told, len(loader_of(folder, 6, comm=comm, **TINY))
+
+
+def test_ranks_that_would_read_in_different_orders_are_told(pool, folder):
+    for told, steps in pool.run(make_differently, folder, meeting_point()):
+        assert {kind for kind, _ in told} == {"SignatureMismatch"} and steps > 0
+        for (_, line), (name, odd, usual) in zip(told, DIFFERENT, strict=False):
+            assert f"PartitionedLoader: {name} is {odd} on rank 2, {usual} on rank 0" in line
+        assert "batch_size is 7 on rank 1, 6 on rank 0" in told[-1][1]
 
 
 def test_all_ranks_raise_in_the_same_step_and_those_without_error_name_the_rank(pool, folder):
