@@ -21,7 +21,7 @@ from hsgd.agent import cli as agent_cli
 from hsgd.cli import completion
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
-from hsgd.job.launchers import launched
+from hsgd.job.launchers import FOR_TORCH, launched
 from hsgd.launch import as_horovod, hook, horovod_options, launch
 from hsgd.launch.mpirun import MOST_RANKS
 from hsgd.plan import cli as plan_cli
@@ -284,7 +284,12 @@ def _run(arguments: argparse.Namespace) -> int | None:
 def _refuse_several(environ: Mapping[str, str]) -> None:
     """Each would start a job of its own, which knows nothing of the others."""
     found = launched(environ)
-    if found is not None and not found.is_alone:
+    if found is None or found.is_alone:
+        return
+    if found.launcher is FOR_TORCH:  # an image or a shell may have set them
+        told = f"{', '.join(found.told)}: not those of this job"
+        print(f"hsgd: {told}; started several times, each is a job of its own", file=sys.stderr)
+    else:
         raise LaunchError(
             f"{found.what} started `hsgd run` beside others, and each would start a job of its "
             "own; start it once, which reaches the other hosts of an allocation or of -H itself "

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["LAUNCHERS", "Launched", "Launcher", "launched", "number"]
+__all__ = ["FOR_TORCH", "LAUNCHERS", "Launched", "Launcher", "launched", "number"]
 
 _START = "start with `hsgd run -np {}`, or the mpirun of that MPI"
 
@@ -87,6 +87,13 @@ _OF_CLUSTERS = (
     Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), "FLUX_TASK_LOCAL_ID"),
     _SLURM,
 )
+# Ray Train, SageMaker, Kubeflow. Last: images set them for a node in which mpirun starts ranks.
+FOR_TORCH = Launcher(
+    "a launcher for torch",
+    *("RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    needs=("WORLD_SIZE",),
+    remedy="start with torchrun, mpirun or `hsgd run -np {}`",
+)
 LAUNCHERS = (
     _TORCHRUN,
     *_OF_MPI,
@@ -101,13 +108,7 @@ LAUNCHERS = (
     Launcher("blaunch of LSF", "LSF_PM_TASKID", least=2),
     # Of pbsdsh, and others that ask PBS to start tasks: a batch script runs on node 0.
     Launcher("PBS", "PBS_NODENUM", least=1),
-    # Ray Train, SageMaker, Kubeflow. Last: images set them for a node in which mpirun starts ranks.
-    Launcher(
-        "a launcher for torch",
-        *("RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        needs=("WORLD_SIZE",),
-        remedy="start with torchrun, mpirun or `hsgd run -np {}`",
-    ),
+    FOR_TORCH,
 )
 
 
@@ -179,8 +180,10 @@ def _is_of_another(row: Launcher, environ: Mapping[str, str]) -> bool:
     if row is not _HYDRA or environ.get("MPI_LOCALRANKID"):  # a Hydra's own
         return False
     rank, size = environ.get("PMI_RANK"), environ.get("PMI_SIZE")
-    return rank is not None and any(
-        rank == environ.get(each.rank) and size in map(environ.get, each.sizes)
+    return any(
+        each.rank in environ
+        and rank in (None, environ[each.rank])
+        and size in map(environ.get, each.sizes)
         for each in _OF_CLUSTERS
     )
 

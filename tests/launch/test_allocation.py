@@ -134,3 +134,11 @@ def test_a_launcher_that_starts_several_launchers_is_refused(words: list[str]) -
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("hsgd: error: srun (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=2) started ")
+
+
+def test_ranks_of_torch_around_a_launcher_are_named() -> None:
+    environ = {**os.environ, "RANK": "3", "WORLD_SIZE": "7"}
+    done = run_marked([*HSGD, "run", "--dry-run", "-np", "2", "true"], environ, JOB_S)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hsgd: RANK=3, WORLD_SIZE=7: not those of this job")

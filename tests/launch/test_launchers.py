@@ -43,6 +43,7 @@ OTHERS = {
         "PMIX_NAMESPACE=slurm.pmix.7.0",
         (1, 3),
     ),
+    "PALS whose PMI tells the size alone": ("PALS_RANKID=1 PMI_SIZE=3", (1, 3)),
     "PALS with its own size": ("PALS_RANKID=1 PALS_SIZE=3", (1, 3)),
     "an elastic worker before init": ("TORCHELASTIC_RUN_ID=hsgd-x", None),
     "PALS without a size": ("PALS_RANKID=0", None),
