@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
+from ..format.chunk_bounds import check_stored_chunks
 from ..format.chunks import load_filters
 from ..format.dataset_index import (
     check_unique,
@@ -37,6 +38,7 @@ from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
 from ..format.stored_rows import StoredRows
 from ..order.partition import IntArray
+from ..reading.claimed_memory import claimed_memory
 from ..reading.reader import RowReader
 from .joined_sources import HDF5_SUFFIXES, JoinedSource
 from .record_sources import (
@@ -131,7 +133,9 @@ class Hdf5Source:
                 if spec.ragged:
                     yield reader.read_ragged(spec.name, row, count)
                     continue
-                block = np.empty((count, *spec.shape), spec.dtype)
+                what, nbytes = f"{count} rows of {spec.name!r}", count * spec.row_bytes
+                with claimed_memory(str(self._path), what, nbytes):
+                    block = np.empty((count, *spec.shape), spec.dtype)
                 reader.read(spec.name, row, block)
                 yield block
 
@@ -157,6 +161,8 @@ class VlenSource:
             self.specs = tuple(_vlen_spec(file[name], path, name) for name in chosen)
             stored = StoredRows()
             gaps = {name: stored.gaps(file[name]) for name in chosen}
+            for name in chosen:
+                check_stored_chunks(file[name])
             self.unwritten = {
                 name: f"{path}: {name!r}: {what}" for name, what in gaps.items() if what
             }
