@@ -25,6 +25,7 @@ from hsgd.errors import DataError
 
 from ..order.partition import IntArray, StreamPiece, concatenate_ranges
 from ..reading import row_copies
+from ..reading.claimed_memory import claimed_memory
 from ..reading.files import SlabFiles
 from ..reading.reader import ReadStats, RowReader
 from ..remote.objects import ObjectReader, RemoteAccess
@@ -183,7 +184,10 @@ class Filler:
     def _run(self, number: int, stats: ReadStats) -> None:
         """Body of a thread: read what was planned, or plan."""
         try:
-            staging = row_copies.Staging(self._scheduler.staging_bytes)
+            nbytes = self._scheduler.staging_bytes
+            what = "its largest chunk or checksum block"
+            with claimed_memory(self._plan.data.path, what, nbytes):
+                staging = row_copies.Staging(nbytes)
             with RowReader(self._plan.data, stats, self._objects) as reader:
                 while (work := self._next_work(number)) is not None:
                     self._help(work, reader, staging, stats)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
+from ..format.chunk_bounds import check_stored_chunks
 from ..format.chunks import load_filters
 from ..format.dataset_index import (
     check_unique,
@@ -38,6 +39,7 @@ from ..format.sample_groups import find_sample_groups
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
 from ..format.stored_rows import StoredRows
 from ..order.partition import IntArray
+from ..reading.claimed_memory import claimed_memory
 from ..reading.reader import RowReader
 from .class_folders import IMAGE_SUFFIXES
 from .grouped_source import GroupedSource
@@ -133,7 +135,9 @@ class Hdf5Source:
                 if spec.ragged:
                     yield reader.read_ragged(spec.name, row, count)
                     continue
-                block = np.empty((count, *spec.shape), spec.dtype)
+                what, nbytes = f"{count} rows of {spec.name!r}", count * spec.row_bytes
+                with claimed_memory(str(self._path), what, nbytes):
+                    block = np.empty((count, *spec.shape), spec.dtype)
                 reader.read(spec.name, row, block)
                 yield block
 
@@ -160,6 +164,8 @@ class VlenSource:
             self.packing = packing_of(file, chosen)
             stored = StoredRows()
             gaps = {name: stored.gaps(file[name]) for name in chosen}
+            for name in chosen:
+                check_stored_chunks(file[name])
             self.unwritten = {
                 name: f"{path}: {name!r}: {what}" for name, what in gaps.items() if what
             }

@@ -21,6 +21,7 @@ from ..format.dataset_index import DataMap, Extent
 from ..format.slab_folder import OFFSETS, FieldSpec
 from ..order.partition import IntArray
 from ..reading import row_copies
+from ..reading.claimed_memory import claimed_memory
 from ..reading.files import SlabFiles
 from ..reading.reader import RowReader
 
@@ -47,7 +48,8 @@ def find_damage(
 
     def check(number: int) -> list[str]:
         if not hasattr(own, "staging"):
-            own.staging = row_copies.Staging(size)
+            with claimed_memory(data.path, "its largest chunk or checksum block", size):
+                own.staging = row_copies.Staging(size)
         return _check_slab(data, files, number, own.staging, advance)
 
     pool = ThreadPoolExecutor(threads, "hsgd-verify")

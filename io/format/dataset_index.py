@@ -26,6 +26,7 @@ from hsgd.errors import DataError
 from ..remote.metadata_file import MetadataFile
 from ..remote.objects import ObjectMissing, ObjectReader, RemoteAccess
 from ..remote.urls import is_url, names_a_file, parent_url, url_of
+from .chunk_bounds import check_stored_chunks
 from .chunks import Chunks, chunks_of, load_filters
 from .fields import choose_fields, inner_name, linked_file, stored_name
 from .index_checksum import check_index
@@ -592,6 +593,7 @@ def _check_h5py_reads(dataset: h5py.Dataset, refusal: str, path: Path | str, nam
             f"{path}: field {name!r}: {refusal}, which only h5py reads, and only from files; "
             "convert it with hsgd data convert, copy it, or name other fields"
         )
+    check_stored_chunks(dataset)
     if missing := load_filters(dataset):
         raise DataError(f"{path}: field {name!r}: {missing}")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hsgd.errors import DataError
 
+from .chunk_bounds import check_chunk_shape, check_stored_chunks
 from .links import LinkGuard, named_file
 from .opening import open_hdf5
 from .slab_folder import import_h5py
@@ -83,6 +84,9 @@ class StoredRows:
                 _check_external(dataset, create)
                 self._seen[key] = ""
             else:
+                check_chunk_shape(dataset)
+                if self._above:  # HDF5 reads the sources of virtual datasets
+                    check_stored_chunks(dataset)
                 self._seen[key] = _plain_gaps(dataset, create)
         return self._seen[key]
 

@@ -37,6 +37,7 @@ from ..format.ragged import Ragged, join
 from ..order.partition import IntArray
 from ..remote.objects import ObjectReader, RemoteAccess, RequestCounts
 from . import row_copies
+from .claimed_memory import claimed_memory
 from .files import SlabFiles, check_unchanged
 
 if TYPE_CHECKING:
@@ -134,7 +135,10 @@ class RowReader(Closing):
             slab = self.data.slabs[number]
             samples = min(count, slab.start + slab.count - start)
             ends = self.read_offsets(number, name, start - slab.start, samples)
-            values = np.empty((int(ends[-1] - ends[0]), *spec.shape), spec.dtype)
+            elements = int(ends[-1] - ends[0])
+            what = f"{elements} elements of {name!r}"
+            with claimed_memory(slab.path, what, elements * spec.row_bytes):
+                values = np.empty((elements, *spec.shape), spec.dtype)
             self.read_elements(number, name, int(ends[0]), values)
             parts.append(Ragged(values, ends - ends[0]))
             start, count = start + samples, count - samples
@@ -189,7 +193,8 @@ class RowReader(Closing):
         extent = slab.extents[name]
         offsets = extent.offsets
         assert offsets is not None
-        ends = np.empty(count + 1, np.int64)
+        with claimed_memory(slab.path, f"{count + 1} offsets of {name!r}", 8 * (count + 1)):
+            ends = np.empty(count + 1, np.int64)
         position = offsets.offset + ends.itemsize * start
         self._read_bytes(number, position, ends)
         self.stats.bytes_read += ends.nbytes
@@ -280,7 +285,8 @@ class RowReader(Closing):
         """
         slab, spec = self.data.slabs[number], self._specs[name]
         if slab.extents[name].chunks is None:
-            block = np.empty((rows, *spec.shape), spec.dtype)
+            with claimed_memory(slab.path, f"{rows} rows of {name!r}", rows * spec.row_bytes):
+                block = np.empty((rows, *spec.shape), spec.dtype)
             if slab.extents[name].offsets is None:
                 self.read(name, slab.start + row, block)
             else:  # of an object
@@ -330,10 +336,13 @@ class RowReader(Closing):
         chunks = extent.chunks
         assert chunks is not None
         position, nbytes = chunks.place(index)
-        stored = np.empty(nbytes, np.uint8)
+        what = f"the chunk at byte {position} of {name!r}"
+        with claimed_memory(slab.path, what, nbytes):
+            stored = np.empty(nbytes, np.uint8)
         self._read_bytes(number, position, stored)
         try:
-            flat = decode(chunks, index, stored)
+            with claimed_memory(slab.path, what, chunks.nbytes):
+                flat = decode(chunks, index, stored)
         except Undecodable as error:
             if not again and self._forget(number, position, nbytes):
                 return self._read_chunk(number, name, index, again=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import resource
 import shutil
+import zlib
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 from hsgd.io import open_map
+from hsgd.io.convert.sources import Hdf5Source
+from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import collect, make_slabs
 from hsgd.errors import DataError
@@ -105,3 +109,97 @@ def test_numbers_beyond_64_bits_are_refused(folder, hsgd_data, name):
     claim(folder, name, np.uint64(2**64 - 1))
     for command in ("info", "verify"):
         assert name in one_line(*hsgd_data(command, folder))
+
+
+BOMB_BYTES = 1 << 30
+
+
+def bomb():
+    """A gzip stream of a MB with far more bytes."""
+    packer = zlib.compressobj(1)
+    parts = [packer.compress(bytes(64 << 20)) for _ in range(BOMB_BYTES >> 26)]
+    return b"".join([*parts, packer.flush()])
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory):
+    """Files with a chunk of 512 bytes that inflates to a GB, which only h5py can read: by columns,
+    behind a checksum, and as the source of a virtual dataset or of a link.
+    """
+    home, data = tmp_path_factory.mktemp("bombs"), bomb()
+    for name, shape, options in (
+        ("columns", (64, 16), {"chunks": (64, 8)}),
+        ("checksum", (64, 8), {"chunks": (64, 8), "fletcher32": True}),
+    ):
+        with h5py.File(home / f"{name}.h5", "w") as file:
+            made = file.create_dataset("x", shape, "u1", compression="gzip", **options)
+            made[:] = 1
+            made.id.write_direct_chunk((0, 0), data)
+    with h5py.File(home / "virtual.h5", "w") as file:
+        layout = h5py.VirtualLayout((64, 8), "u1")
+        layout[:] = h5py.VirtualSource(home / "checksum.h5", "x", (64, 8))
+        file.create_virtual_dataset("x", layout)
+    with h5py.File(home / "link.h5", "w") as file:
+        file["x"] = h5py.ExternalLink(str(home / "columns.h5"), "x")
+    return home
+
+
+@pytest.mark.parametrize("name", ["columns", "checksum", "virtual", "link"])
+def test_a_chunk_that_inflates_beyond_its_size_is_refused(
+    bombs, tmp_path, hsgd_data, little_memory, name
+):
+    with pytest.raises(
+        DataError, match=r"\.h5: /x: \d+ bytes are stored for the chunk at \(0, 0\)"
+    ):
+        list(loader_of(bombs / f"{name}.h5", 8, as_numpy=True))
+    for words in (["info"], ["convert", tmp_path / "copy"]):
+        line = one_line(*hsgd_data(words[0], bombs / f"{name}.h5", *words[1:]))
+        assert "which has 512" in line
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "lzf"])
+def test_a_chunk_far_larger_than_all_rows_is_refused(
+    tmp_path, hsgd_data, little_memory, compression
+):
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        options = {"maxshape": (None, 1024), "chunks": (1 << 17, 1024), "compression": compression}
+        file.create_dataset("x", (8, 1024), "i8", **options)
+    with pytest.raises(
+        DataError, match=r"large\.h5: /x has chunks of \(131072, 1024\), 1073741824"
+    ):
+        list(loader_of(path, 8))
+    for words in (["info", path], ["convert", path, tmp_path / "copy"]):
+        assert "/x has chunks of" in one_line(*hsgd_data(*words))
+
+
+def test_a_filter_that_is_applied_twice_is_refused(tmp_path):
+    with h5py.File(tmp_path / "twice.h5", "w") as file:
+        create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        create.set_chunk((8, 8))
+        create.set_deflate(4)
+        create.set_filter(h5py.h5z.FILTER_DEFLATE, 0, (4,))
+        space = h5py.h5s.create_simple((8, 8))
+        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT64, space, create)
+    with pytest.raises(DataError, match=r"twice\.h5: /x applies a filter twice, \(1, 1\)"):
+        open_map(tmp_path / "twice.h5")
+
+
+def test_memory_that_cannot_be_had_is_an_error_with_file_and_field(tmp_path, little_memory):
+    path = tmp_path / "huge.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (1, 1 << 38), "u1", chunks=(1, 1 << 20), compression="gzip")
+    source = Hdf5Source(path, None)
+    with pytest.raises(DataError, match=r"huge\.h5: 1 rows of 'x' needs 274877906944 bytes of mem"):
+        next(source.stream(source.specs[0], 1))
+
+
+@pytest.mark.parametrize("rows", [1 << 20, 1 << 26])
+def test_checksum_blocks_that_fit_in_no_memory_are_an_error_with_file(
+    folder, hsgd_data, little_memory, rows
+):
+    """A slab may be as large as it says, and still not fit."""
+    data = open_map(folder)
+    wide = tuple(replace(spec, shape=(rows, *spec.shape)) for spec in data.fields)
+    with pytest.raises(DataError, match=r"its largest chunk or checksum block needs \d+ bytes"):
+        list(find_damage(replace(data, fields=wide), threads=1))

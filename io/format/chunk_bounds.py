@@ -1,0 +1,73 @@
+"""Chunks of HDF5 that would take far more memory than their dataset has bytes.
+
+HDF5 makes room for a whole chunk whatever of it is wanted, and undoes filters until their data
+ends, however long that is. Owns the look at both before HDF5 reads. Never reads a chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hsgd.errors import DataError
+
+from .slab_folder import import_h5py
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["check_chunk_shape", "check_stored_chunks"]
+
+_SMALL_BYTES = 64 << 20  # of a chunk that may be larger than all rows
+_MOST_DATASETS = 4  # so many times the bytes of all rows a larger chunk may have
+_FRAME_BYTES = 4096  # and an eighth of a chunk: what filters add to what they cannot make smaller
+
+
+def check_chunk_shape(dataset: h5py.Dataset) -> None:
+    """Raise DataError if one chunk is far larger than all rows, or if a filter is applied twice."""
+    if not dataset.chunks:
+        return
+    nbytes, total = _chunk_bytes(dataset), math.prod(dataset.shape) * _item_bytes(dataset)
+    where = f"{dataset.file.filename}: {dataset.name}"
+    if nbytes > max(_SMALL_BYTES, _MOST_DATASETS * total):
+        raise DataError(
+            f"{where} has chunks of {dataset.chunks}, {nbytes} bytes, and the shape "
+            f"{dataset.shape}, {total} bytes; rewrite it with h5repack and smaller chunks"
+        )
+    create = dataset.id.get_create_plist()
+    filters = [create.get_filter(n)[0] for n in range(create.get_nfilters())]
+    if len(set(filters)) < len(filters):
+        raise DataError(
+            f"{where} applies a filter twice, {tuple(filters)}, which may hold any amount of data; "
+            "rewrite it with h5repack"
+        )
+
+
+def check_stored_chunks(dataset: h5py.Dataset) -> None:
+    """Raise DataError if more bytes are stored for a chunk than filters make of it. Looks at each
+    chunk, for datasets that HDF5 itself has to read.
+    """
+    if not dataset.chunks or not dataset.id.get_create_plist().get_nfilters():
+        return
+    nbytes = _chunk_bytes(dataset)
+    most = nbytes + nbytes // 8 + _FRAME_BYTES
+
+    def is_larger(info: Any) -> Any:
+        return info if info.size > most else None
+
+    if hasattr(import_h5py().h5d.DatasetID, "chunk_iter"):
+        found = dataset.id.chunk_iter(is_larger)
+        if found is not None:
+            raise DataError(
+                f"{dataset.file.filename}: {dataset.name}: {found.size} bytes are stored for the "
+                f"chunk at {tuple(found.chunk_offset)}, which has {nbytes}; restore this file"
+            )
+
+
+def _item_bytes(dataset: h5py.Dataset) -> int:
+    return int(dataset.id.get_type().get_size())
+
+
+def _chunk_bytes(dataset: h5py.Dataset) -> int:
+    items: int = math.prod(dataset.chunks)
+    return items * _item_bytes(dataset)

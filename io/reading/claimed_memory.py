@@ -1,0 +1,28 @@
+"""Memory for as many bytes as a file says: what cannot be had is an error that names the file."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hsgd.errors import DataError
+
+__all__ = ["claimed_memory"]
+
+
+@contextmanager
+def claimed_memory(path: str, what: str, nbytes: int) -> Iterator[None]:
+    """Turn what NumPy and mmap raise inside the block, which asks for `nbytes` bytes for `what` of
+    a file, into DataError.
+    """
+    try:
+        yield
+    except (MemoryError, OSError, OverflowError, ValueError) as error:
+        other = isinstance(error, ValueError) and type(error) is not ValueError
+        if other or (isinstance(error, OSError) and error.errno != errno.ENOMEM):
+            raise
+        raise DataError(
+            f"{path}: {what} needs {nbytes} bytes of memory at once, which are not there; restore "
+            "the file if that is not its size, or rewrite it in smaller parts"
+        ) from None
