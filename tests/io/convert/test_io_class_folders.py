@@ -115,7 +115,7 @@ def test_an_attribute_that_holds_no_names_is_no_table(tmp_path, hsgd_data, value
 def test_convert_says_what_it_left_out_and_why(tmp_path, hsgd_data):
     photos = put_images(tmp_path / "jpg", {"cat": 3, "dog": 2, "empty": 0})
     (photos / "cat/notes.txt").write_text("hello")
-    (photos / "readme.md").write_text("hello")
+    (photos / "readme.rst").write_text("hello")
     (photos / "dog/lost.png").symlink_to(tmp_path / "nowhere.png")
     (photos / "dog/more").symlink_to(photos / "cat")
     code, _, err = hsgd_data("convert", photos, tmp_path / "out", "--quiet")
@@ -123,7 +123,7 @@ def test_convert_says_what_it_left_out_and_why(tmp_path, hsgd_data):
     assert len(err.splitlines()) == 1
     for part in (
         "'cat/notes.txt' (no image by its name)",
-        "'readme.md' (not in a class folder)",
+        "'readme.rst' (not in a class folder)",
         "'dog/lost.png' (no file, or a link that leads nowhere)",
         "'dog/more' (a link to a folder inside a class)",
         "'empty' (a class without images, which keeps the label 2)",
