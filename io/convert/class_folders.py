@@ -10,15 +10,11 @@ from pathlib import Path
 
 from hsgd.errors import DataError
 
+from .splits import is_split
+
 __all__ = ["IMAGE_SUFFIXES", "ClassFolders"]
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
-_SPLITS = frozenset(
-    {
-        *("train", "training", "val", "valid", "validation", "dev", "eval", "evaluation"),
-        *("test", "testing", "holdout"),
-    }
-)
 
 
 @dataclass
@@ -66,7 +62,7 @@ class ClassFolders:
     def _refuse_splits(self) -> None:
         used = sorted({self.names[label] for _, label in self.images})
         nested = any(image.parent.parent != self.path for image, _ in self.images)
-        if nested and all(name.casefold() in _SPLITS for name in used):
+        if nested and all(map(is_split, used)):
             first = next((name for name in used if name.casefold().startswith("train")), used[0])
             what = "splits" if len(used) > 1 else "a split"
             raise DataError(

@@ -51,8 +51,9 @@ class GroupedSource:
             wanted = [name.strip("/") for name in (groups.fields if fields is None else fields)]
             self._columns = self._first_samples(file, groups, wanted, fields is None, unused)
             stored = StoredRows()
+            home = file[self._home or "/"]
             for name in groups.names:
-                self._add(file, name, stored)
+                self._add(hard_linked(home, name), name, stored)
         for column in self._columns.values():
             column.lengths = np.array(column.sizes, np.int64)
         self.num_samples = len(self._names)
@@ -132,15 +133,15 @@ class GroupedSource:
             raise DataError(f"{self._path}: no field of numbers in its groups, nothing to convert")
         return columns
 
-    def _add(self, file: Any, name: str, stored: StoredRows) -> None:
+    def _add(self, sample: Any, name: str, stored: StoredRows) -> None:
         """Note a sample, or why it is left out."""
         place = self._place(name)
-        items = {field: hard_linked(file, f"{place}/{field}") for field in self._columns}
+        items = {field: hard_linked(sample, field) for field in self._columns}
         missing = [f for f, item in items.items() if not isinstance(item, import_h5py().Dataset)]
         if missing:
             self.left_out[name] = f"no {', '.join(missing)}"
             return
-        packing = packing_of(file, list(items), place)
+        packing = packing_of(sample, list(items))
         if not self._names:
             self.packing = packing
         if packing != self.packing:

@@ -51,6 +51,7 @@ from .record_sources import (
     TarSource,
     identity_of_files,
 )
+from .splits import refuse_splits
 from .text_sources import TEXT_SUFFIXES, TextSource
 
 __all__ = [
@@ -366,18 +367,22 @@ def _open_folder(
     if found:
         return NumpySource(_npy_files(found), fields)
     archives = sorted(path.glob("*.tar"))
+    refuse_splits(path, archives)
     if archives:
         return TarSource(archives, fields, image_size, encoded=encoded)
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in HDF5_SUFFIXES)
+    refuse_splits(path, files)
     if files:
         return JoinedSource([(file, _open_hdf5(file, fields)) for file in files])
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
         return ImageFolderSource(path, fields, image_size, encoded=encoded)
     files = sorted(file for file in path.iterdir() if file.suffix in PARQUET_SUFFIXES)
+    refuse_splits(path, files)
     if files:
         return JoinedSource([(file, ParquetSource(file, fields, text=text)) for file in files])
     for suffix, whole in ((".txt", True), (".jsonl", False)):
         files = sorted(path.glob(f"*{suffix}"))
+        refuse_splits(path, files)
         if files:
             return TextSource(files, fields, whole=whole)
     raise DataError(

@@ -34,7 +34,7 @@ _ATTRIBUTES: dict[str, float | str | None] = {
 }
 
 
-def packing_of(file: h5py.File, fields: Iterable[str], group: str = "") -> dict[str, Any]:
+def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict[str, Any]:
     """The attributes of each field of `group` that is packed or has values for missing ones.
 
     Those that change nothing are left out: a scale of 1, an offset of 0, and NaN, which says itself
@@ -63,11 +63,11 @@ def packing_warnings(path: str, packing: Packing, what: str) -> list[str]:
     ]
 
 
-def _has(file: h5py.File, place: bytes, name: str) -> bool:
+def _has(file: h5py.Group, place: bytes, name: str) -> bool:
     return bool(import_h5py().h5a.exists(file.id, name.encode(), obj_name=place))
 
 
-def _read(file: h5py.File, place: bytes, name: str) -> Any:
+def _read(file: h5py.Group, place: bytes, name: str) -> Any:
     """A number or text, a list of numbers, or "set" if it is something else."""
     attribute = import_h5py().h5a.open(file.id, name.encode(), obj_name=place)
     if attribute.shape is None or attribute.dtype.kind not in "biufS":

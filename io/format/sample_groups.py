@@ -51,7 +51,7 @@ class SampleGroups:
 def find_sample_groups(file: h5py.File, group: str = "") -> SampleGroups | None:
     """The groups of samples of a file, or inside one of its groups; None without. Looks at some."""
     home = hard_linked(file["/"], group) if group else file["/"]
-    return None if home is None else _search(home, group, 0)
+    return _search(home, group, 0) if isinstance(home, import_h5py().Group) else None
 
 
 def refuse_sample_groups(
@@ -86,6 +86,8 @@ def hard_linked(group: Any, path: str) -> Any:
 
 
 def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
+    if not all(isinstance(name, str) for name in home):  # bytes: a name that is not UTF-8
+        return None
     names = sorted(home, key=_natural)
     if len(names) >= _LEAST:
         step = len(names) / _LOOKED_AT
@@ -120,7 +122,7 @@ def _field_names(home: Any, name: str) -> tuple[str, ...]:
         prefix, group = waiting.pop()
         for step in group:
             steps += 1
-            if steps > _MOST_STEPS:
+            if steps > _MOST_STEPS or not isinstance(step, str):
                 return ()
             inner = hard_linked(group, step)
             if isinstance(inner, h5py.Dataset):

@@ -56,6 +56,24 @@ def test_a_split_whose_images_lie_in_no_class_is_refused_with_the_others(tmp_pat
         convert_to_slabs(photos, tmp_path / "out")
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".tar", ".parquet", ".txt", ".jsonl"])
+@pytest.mark.parametrize("names", [("train", "test"), ("Train-000", "train-001", "val_000")])
+def test_files_that_are_splits_are_not_joined(tmp_path, suffix, names):
+    for name in names:
+        (tmp_path / f"{name}{suffix}").touch()
+    with pytest.raises(DataError, match="its files are splits, which would become one data set"):
+        convert_to_slabs(tmp_path, tmp_path / "out")
+
+
+def test_files_of_one_split_and_other_names_are_joined(tmp_path):
+    for folder, names in (("a", ("train-0", "train-1")), ("b", ("test", "tests"))):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            write_hdf5(tmp_path / folder / f"{name}.h5", {"x": np.arange(5)})
+        convert_to_slabs(tmp_path / folder, tmp_path / "out", overwrite=True)
+        assert len(collect(loader_of(tmp_path / "out", 5, as_numpy=True))["x"]) == 10
+
+
 @pytest.mark.parametrize(
     "counts",
     [
@@ -115,7 +133,7 @@ def test_an_attribute_that_holds_no_names_is_no_table(tmp_path, hsgd_data, value
 def test_convert_says_what_it_left_out_and_why(tmp_path, hsgd_data):
     photos = put_images(tmp_path / "jpg", {"cat": 3, "dog": 2, "empty": 0})
     (photos / "cat/notes.txt").write_text("hello")
-    (photos / "more.txt").write_text("hello")
+    (photos / "readme.rst").write_text("hello")
     (photos / "dog/lost.png").symlink_to(tmp_path / "nowhere.png")
     (photos / "dog/more").symlink_to(photos / "cat")
     code, _, err = hsgd_data("convert", photos, tmp_path / "out", "--quiet")
@@ -123,7 +141,7 @@ def test_convert_says_what_it_left_out_and_why(tmp_path, hsgd_data):
     assert len(err.splitlines()) == 1
     for part in (
         "'cat/notes.txt' (no image by its name)",
-        "'more.txt' (not in a class folder)",
+        "'readme.rst' (not in a class folder)",
         "'dog/lost.png' (no file, or a link that leads nowhere)",
         "'dog/more' (a link to a folder inside a class)",
         "'empty' (a class without images, which keeps the label 2)",

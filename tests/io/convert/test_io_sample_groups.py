@@ -197,6 +197,16 @@ def test_groups_that_are_no_samples_are_fields_as_before(tmp_path):
     assert len(open_map(tmp_path / "out").fields) == 30  # a slab folder is what it is
 
 
+def test_a_name_that_is_not_utf8_is_one_line(tmp_path):
+    path = save(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        file.id.links.create_soft(b"\xff\xfe", b"/000000")
+    for use in (lambda: open_map(path), lambda: convert_to_slabs(path, tmp_path / "out")):
+        with pytest.raises(DataError) as raised:
+            use()
+        assert len(str(raised.value).splitlines()) == 1
+
+
 def test_groups_in_a_circle_end(tmp_path):
     path = save(tmp_path / "a.h5")
     with h5py.File(path, "r+") as file:
