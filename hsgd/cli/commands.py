@@ -365,7 +365,7 @@ def _run_without_mpi(arguments: argparse.Namespace, job: Sequence[str]) -> int |
     _announce(arguments, [launch.read_command(words, _named(arguments)) for words in commands])
     if arguments.dry_run:
         return None
-    if len(commands) == 1:
+    if len(commands) == 1 and commands[0][0] != "ssh":  # whose input is to last as long as the job
         os.execvp(commands[0][0], commands[0])
     return without_mpi.run_all(commands)
 

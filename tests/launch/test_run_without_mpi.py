@@ -27,6 +27,7 @@ import os, sys
 import numpy as np
 import hsgd
 
+assert len(os.environ["HSGD_JOB_SECRET"]) == 64
 with hsgd.Comm() as comm:
     total = comm.allreduce(np.full(100_000, comm.rank + 1.0))[-1]
     word = os.environ.get("HSGD_SLOTS", "-")
@@ -57,18 +58,21 @@ def test_ranks_of_this_machine_meet_without_mpi(tmp_path: Path, words: list[str]
     assert told == (not words)
 
 
-def test_ranks_of_several_hosts_meet_without_mpi(
-    tmp_path: Path, cluster: Callable[..., Cluster]
+@pytest.mark.parametrize(
+    ("hosts", "places"), [("node1:2,node2:2", "[0, 0, 1]"), ("node2:3", "[0, 0, 0]")]
+)
+def test_ranks_of_other_hosts_meet_without_mpi(
+    tmp_path: Path, cluster: Callable[..., Cluster], hosts: str, places: str
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    words = ["run", "-np", "3", "-H", "node1:2,node2:2", "--launcher", "torchrun"]
+    words = ["run", "-np", "3", "-H", hosts, "--launcher", "torchrun"]
     env = {"HSGD_SLOTS": "5", "HSGD_INTERFACES": "eth0"}
     done = cluster(2).run(
         [*HSGD, *words, sys.executable, str(script)], node=1, env=env, timeout_s=JOB_S
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert lines(done.stdout) == [f"{rank} 3 6 None [0, 0, 1] 5" for rank in range(3)]
+    assert lines(done.stdout) == [f"{rank} 3 6 None {places} 5" for rank in range(3)]
 
 
 def test_a_rank_that_fails_ends_the_job_on_all_hosts(
