@@ -2,7 +2,8 @@
 
     mutated_files.py slabs|foreign FOLDER COUNT SEED
 
-Each turn changes one file of FOLDER, reads, and restores it. Slabs are read with their checksums:
+Each turn changes one file of FOLDER, reads, asks `hsgd data info` and `verify`, and restores it,
+all in little more memory than there is at the start. Slabs are read with their checksums:
 what comes must be what was there before, or an error of one line. Files of others have none: what
 comes must be what was there before, what stock h5py reads from the same damaged file, or an error.
 Prints how many turns were refused, and how many not.
@@ -10,7 +11,10 @@ Prints how many turns were refused, and how many not.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +25,7 @@ import hdf5plugin  # noqa: F401, so that stock h5py reads what was compressed
 import numpy as np
 from hsgd.io import Ragged
 
+from hsgd import cli
 from hsgd.errors import DataError
 from loaders import loader_of
 
@@ -28,7 +33,8 @@ __all__: list[str] = []
 
 LIMIT_BYTES = 256 << 20  # a damaged file may claim rows of any size
 BATCHES = 40  # and any number of them
-REFUSED = (DataError, ValueError, MemoryError)
+SPARE_BYTES = 2 << 30  # of addresses, beyond those at the start
+NUMBERS = (1 << 31, 1 << 40, 1 << 50, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)  # a file may claim
 
 
 def batches(path: Path, **options: Any) -> Iterator[dict[str, Any]]:
@@ -83,11 +89,14 @@ def damage(data: bytes, draw: random.Random) -> bytes:
     """Some other content of a file."""
     changed = bytearray(data)
     place = draw.randrange(len(data))
-    kind = draw.choice(("bit", "bit", "truncate", "zeros", "bytes"))
+    kind = draw.choice(("bit", "bit", "truncate", "zeros", "bytes", "number"))
     if kind == "bit":
         changed[place] ^= 1 << draw.randrange(8)
     elif kind == "truncate":
         del changed[place:]
+    elif kind == "number":
+        place -= place % 8
+        changed[place : place + 8] = draw.choice(NUMBERS).to_bytes(8, "little")
     elif kind == "zeros":
         changed[place : place + 512] = bytes(len(changed[place : place + 512]))
     else:
@@ -99,8 +108,11 @@ def is_refused(kind: str, folder: Path, file: Path, good: Any) -> bool:
     """Reads a damaged file; False when what came was right, AssertionError when it was not."""
     try:
         found: Any = read_slabs(folder) if kind == "slabs" else read_foreign(file)
-    except REFUSED as error:
+    except DataError as error:
         lines = str(error).splitlines()
+    except ValueError as error:  # the limit that batches() gives
+        lines = str(error).splitlines()
+        assert lines[0].startswith("memory_limit="), lines
     else:
         assert found == good if kind == "slabs" else is_right(file, found, good[file])
         return False
@@ -108,16 +120,31 @@ def is_refused(kind: str, folder: Path, file: Path, good: Any) -> bool:
     return True
 
 
+def check_commands(path: Path) -> None:
+    """Both commands end by themselves, with one line for what is wrong."""
+    for words in (["info", str(path)], ["verify", str(path), "--quiet"]):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = cli.main(["data", *words])
+        lines = [line for line in err.getvalue().splitlines() if "Warning" not in line]
+        assert code in (0, 1) and len(lines) <= 1, (code, lines)
+        assert code == 0 or lines or out.getvalue()
+
+
 def main(kind: str, name: str, count: str, seed: str) -> None:
     folder, draw = Path(name), random.Random(int(seed))
     files = {path: path.read_bytes() for path in sorted(folder.iterdir())}
     good: Any = read_slabs(folder) if kind == "slabs" else {p: read_foreign(p) for p in files}
+    with open("/proc/self/statm") as file:
+        limit = int(file.read().split()[0]) * resource.getpagesize() + SPARE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     refused = 0
     for turn in range(int(count)):
         path = draw.choice(list(files))
         path.write_bytes(damage(files[path], draw))
         try:
             refused += is_refused(kind, folder, path, good)
+            check_commands(folder if kind == "slabs" else path)
         except BaseException:
             print(f"turn {turn}, {path.name}", file=sys.stderr)
             raise
