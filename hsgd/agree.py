@@ -40,7 +40,7 @@ def agree(comm: Comm, what: str, terms: Callable[[], Mapping[str, object]]) -> N
         own = {name: _ADDRESS.sub("", str(value)) for name, value in terms().items()}
     except Exception as error:  # of whatever kind: the others wait for the outcome
         refusal = error
-    packed = json.dumps(own)
+    packed = json.dumps(own, sort_keys=True)
     octets = hashlib.blake2b(packed.encode(), digest_size=_DIGEST_BYTES).digest()
     digest = int.from_bytes(octets, "little")
     place = 0 if refusal is None else comm.size - comm.rank  # the lowest rank that refuses counts

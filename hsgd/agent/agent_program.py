@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = AgentOptions(command=tuple(command), **json.loads(arguments.options))
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as inputs:
         os.environ[JOB_SECRET] = inputs.readline().decode().strip()
+    if not os.environ[JOB_SECRET]:
+        print("hsgd: error: the driver gave no secret of the job", file=sys.stderr, flush=True)
+        return 1
     try:
         store = DeadlineStore(sealed(_connect(options)), _ANSWER_S, f"host {options.host}")
         return run_agent(options, store, several_nodes=True, inputs=sys.stdin.fileno())

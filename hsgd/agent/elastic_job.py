@@ -24,6 +24,7 @@ from hsgd.agent.host_discovery import HostScript
 from hsgd.agent.job_events import JobEvents
 from hsgd.agent.node_agent import AgentOptions
 from hsgd.errors import LaunchError
+from hsgd.job.agent_store import serve_store
 from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret, sealed
 from hsgd.launch.mpirun import Host
 from hsgd.launch.ssh import over_ssh_with_input
@@ -57,20 +58,13 @@ class ElasticJob:
 def run(job: ElasticJob) -> int:
     """Until the job has ended; blocking, in the main thread. The exit code: 0 done, 1 it failed,
     128 + N after a signal. Raises LaunchError."""
-    import torch.distributed
-
-    dist: Any = torch.distributed
-
     os.environ[JOB_SECRET] = draw_job_secret()  # ranks and agents of this host inherit it
     here = "127.0.0.1" if job.is_here else socket.gethostname()
     with socket.socket() as door:
         door.bind(("127.0.0.1" if job.is_here else "", 0))
         door.listen(1024)
         port = int(door.getsockname()[1])
-        served = dist.TCPStore(
-            here, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
-        )
-    store = sealed(served)
+        store = sealed(serve_store(here, door))
     options = replace(job.options, environment={**job.options.environment, **_meeting(here, port)})
     if job.is_here:
         name = next(iter(job.hosts))

@@ -22,6 +22,7 @@ from hsgd.cli import completion
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
 from hsgd.job.launchers import FOR_TORCH, launched
+from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret
 from hsgd.launch import as_horovod, hook, horovod_options, launch
 from hsgd.launch.mpirun import MOST_RANKS
 from hsgd.plan import cli as plan_cli
@@ -268,6 +269,8 @@ def _run(arguments: argparse.Namespace) -> int | None:
                 "or add --launcher mpirun"
             )
         return _run_without_mpi(arguments, job)
+    if not arguments.dry_run:
+        os.environ[JOB_SECRET] = draw_job_secret()  # by name alone in the words of mpirun
     try:
         words, added = launch.plan_run(job, arguments.ranks, arguments.hosts, mpi_args, os.environ)
     except launch.NoLauncher:

@@ -7,6 +7,7 @@ rank that was lost before it met the others would otherwise be waited for until 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from hsgd.errors import LaunchError, PeerLost, about
 from hsgd.job import launcher_variables
 from hsgd.job.sealed_store import sealed
 
-__all__ = ["AgentStore", "broken_key", "connect", "open_store"]
+__all__ = ["AgentStore", "broken_key", "connect", "open_store", "serve_store"]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 _LOOK_S = 0.4  # between looks at the world
@@ -93,3 +94,22 @@ def open_store(host: str, port: int, timeout_s: float) -> Any:
     dist: Any = torch.distributed
 
     return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+def serve_store(host: str, listening: socket.socket, timeout_s: float = 300.0) -> Any:
+    """A store of torch.distributed that is served at a socket, which it takes; local."""
+    import torch
+    import torch.distributed
+
+    dist: Any = torch.distributed
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listening.detach(),
+        # The newer server takes no socket up to torch 2.7.
+        use_libuv=tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8),
+    )

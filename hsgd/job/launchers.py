@@ -171,8 +171,8 @@ def _told(row: Launcher, environ: Mapping[str, str]) -> Launched | None:
 
 def _is_of_another(row: Launcher, environ: Mapping[str, str]) -> bool:
     """Whether another launcher set these variables, or for the parent of this process."""
-    if row is _SLURM:  # the shell of `srun --pty`, the other tasks of which have no terminal
-        return "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0"
+    if row is _SLURM:
+        return _is_in_shell_of_srun(environ)
     if row.rank == "PMIX_RANK":  # `srun --mpi=pmix`
         return environ.get("PMIX_NAMESPACE", "").startswith("slurm.") and (
             "SLURM_STEP_NUM_TASKS" in environ
@@ -186,6 +186,23 @@ def _is_of_another(row: Launcher, environ: Mapping[str, str]) -> bool:
         and size in map(environ.get, each.sizes)
         for each in _OF_CLUSTERS
     )
+
+
+def _is_in_shell_of_srun(environ: Mapping[str, str]) -> bool:
+    """Whether this process was typed in the shell of `srun --pty`: that step's other tasks have no
+    terminal, nor have tasks of a step that was started there, which inherit the variable.
+    """
+    if "SLURM_PTY_PORT" not in environ or environ.get("SLURM_PROCID") != "0":
+        return False
+    return environ.get("SLURM_TASK_PID") != str(os.getpid()) and _has_terminal()
+
+
+def _has_terminal() -> bool:
+    try:
+        with open("/proc/self/stat", "rb") as stat:
+            return stat.read().rpartition(b") ")[2].split()[4] != b"0"
+    except OSError:
+        return False
 
 
 def _disagree(one: Launched, other: Launched) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -103,6 +104,9 @@ def _slurm(environ: Mapping[str, str], ranks: int) -> Allocation | None:
         return None
     source = f"SLURM_JOB_NODELIST={text}"
     names = list(itertools.islice(_expanded(source, text), MOST_RANKS))
+    own = environ.get("SLURMD_NODENAME", "")  # Slurm's name of this host may be no name of it
+    if own in names and not Host(own, 1).is_here:
+        names[names.index(own)] = socket.gethostname()
     found: list[int] = []
     for name in ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"):
         counts = _repeated(name, environ[name]) if environ.get(name) else []

@@ -12,7 +12,6 @@ import socket
 import sys
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     rendezvous_handler_registry,
@@ -20,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main
 
+from hsgd.job.agent_store import serve_store
 from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret
 
 __all__ = ["LoopbackRendezvous"]
@@ -36,9 +36,7 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         listening = socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         super().__init__("127.0.0.1", port, 0, 1, run_id, int(_WAIT.total_seconds()))
-        self._store = TCPStore(
-            "127.0.0.1", port, 1, True, _WAIT, master_listen_fd=listening.detach()
-        )
+        self._store = serve_store("127.0.0.1", listening, _WAIT.total_seconds())
 
     def get_backend(self) -> str:
         return _NAME

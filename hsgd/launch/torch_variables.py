@@ -47,13 +47,13 @@ def command_of_rank(launcher: Launcher, command: Sequence[str]) -> tuple[str, ..
 def meeting(
     hosts: Sequence[Host], environ: Mapping[str, str], *, placed: bool = False
 ) -> dict[str, str]:
-    """MASTER_ADDR and MASTER_PORT, unless the user gave them; empty if nobody knows where rank 0
-    will run; local.
+    """MASTER_ADDR and MASTER_PORT, as the user gave them, if so; empty if nobody knows where
+    rank 0 will run; local.
 
     hosts: of the ranks, the first one that of rank 0; empty: a resource manager's, or, if `placed`,
     those in words of the user for mpirun.
     """
-    if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
+    if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):
         return {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
     if not hosts and not placed:
         with contextlib.suppress(LaunchError):  # mpirun may know better
@@ -63,7 +63,10 @@ def meeting(
         return {}
     first, is_alone = hosts[0], all(host.is_here for host in hosts)
     address = "127.0.0.1" if is_alone else socket.gethostname() if first.is_here else first.name
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(free_port(first.is_here))}
+    return {
+        "MASTER_ADDR": environ.get("MASTER_ADDR") or address,
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(free_port(first.is_here)),
+    }
 
 
 def free_port(is_here: bool) -> int:

@@ -5,6 +5,7 @@ goes on as rank 0 of 1.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from hsgd.io.launched import rank_here
 
 from hdf5_samples import make_slabs
 from hsgd import LaunchError
+from hsgd.job import launchers
 from hsgd.job.launchers import LAUNCHERS, launched
 from hsgd.testing.processes import run_marked
 from torchrun_runs import JOB_S, here
@@ -67,10 +69,6 @@ ALONE = {
     "a batch script of PBS": "PBS_NODENUM=0 PBS_TASKNUM=1 PBS_JOBID=7",
     "a batch script of LSF": "LSF_PM_TASKID=1 LSB_JOBID=7 LSB_HOSTS=a",
     "a batch script of Slurm": "SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=4",
-    "the shell of srun --pty": (
-        "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=3 SLURM_PROCID=0 SLURM_PTY_PORT=7 PMI_RANK=0 "
-        "PMI_SIZE=3"
-    ),
     "flux run of one task": "FLUX_TASK_RANK=0 FLUX_JOB_SIZE=1",
 }
 
@@ -103,6 +101,23 @@ def test_the_reader_finds_its_rank_or_refuses(case: str) -> None:
 @pytest.mark.parametrize("case", ALONE)
 def test_a_process_that_is_alone_reads_everything(case: str) -> None:
     assert rank_here(None, None, None, variables(ALONE[case])).world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("terminal", "is_task", "size"),
+    [(True, False, 1), (True, True, 3), (False, False, 3)],
+    ids=["in the shell", "in place of the shell", "a step that was started in the shell"],
+)
+def test_only_what_is_typed_in_the_shell_of_srun_pty_is_alone(
+    terminal: bool, is_task: bool, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers, "_has_terminal", lambda: terminal)
+    environ = variables(
+        "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=3 SLURM_PROCID=0 SLURM_PTY_PORT=7 PMI_RANK=0 "
+        "PMI_SIZE=3"
+    )
+    environ["SLURM_TASK_PID"] = str(os.getpid() if is_task else 1)
+    assert rank_here(None, None, None, environ).world_size == size
 
 
 PROGRAM = """

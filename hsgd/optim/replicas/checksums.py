@@ -51,6 +51,8 @@ def value_sums(tensor: Tensor, begin: int, end: int) -> Iterator[Tensor]:
     """Of words [begin, end) of a tensor as its values lie in memory, each sum on its device; local.
     Blocking on the CPU only.
     """
+    if begin >= end:
+        return  # nothing that can be read: see word_count()
     words, rest = _words(tensor)
     for at in range(begin, min(end, words.numel()), CHUNK_WORDS):
         yield _sum(words[at : min(at + CHUNK_WORDS, end)])

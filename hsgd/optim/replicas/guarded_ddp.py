@@ -64,14 +64,19 @@ def _watch(model: DistributedDataParallel, inner: nn.Module, *, buffers: bool) -
 
     replicas = ReplicaGuard(tensors)
     group: Comm | None = None
+    begins = True  # this forward pass is the first of a step
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def check(_: nn.Module, __: Any) -> None:
-        nonlocal group
+        nonlocal begins, group
         alive = found()
+        # A forward pass of the inner module alone, or without gradients, is one rank's own affair.
         if alive is None or not (inner.training and torch.is_grad_enabled()):
             return
-        if not alive.require_forward_param_sync or alive._join_config.enable:
+        if DistributedDataParallel._active_ddp_module is not alive:
+            return
+        first, begins = begins, alive.require_backward_grad_sync
+        if not first or alive._join_config.enable:
             return
         group = group or cast(Comm, _Group(alive.process_group))
         replicas.check(group)
@@ -90,7 +95,7 @@ class _Group:
 
     def broadcast(self, array: np.ndarray, root: int = 0, name: str = "") -> None:
         numbers = torch.from_numpy(array).to(self._device)
-        dist.broadcast(numbers, group_src=root, group=self._group)
+        dist.broadcast(numbers, dist.get_global_rank(self._group, root), self._group)
         array[:] = numbers.cpu().numpy()
 
     def allreduce(self, array: np.ndarray, op: str, out: np.ndarray, name: str = "") -> None:

@@ -1,11 +1,14 @@
 """BackwardPass: when a backward pass of autograd begins and ends, seen from hooks of parameters.
 
-Owns the callback that autograd makes at the end of a pass. A pass inside another one (checkpointing
-with use_reentrant=True) counts as part of that. Never looks at gradients.
+Owns the callback that autograd makes at the end of a pass, and the order in which several watchers
+of one pass hear of it: that in which they were made, which is the same on all ranks. A pass inside
+another one (checkpointing with use_reentrant=True) counts as part of that. Never looks at
+gradients.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +19,9 @@ __all__ = ["BackwardPass", "hook_leaf"]
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+_numbers = itertools.count()
+_watching: list[BackwardPass] = []  # those of passes that run now
 
 
 class BackwardPass:
@@ -27,7 +33,9 @@ class BackwardPass:
         self.due = True
         """Whether the next hook is to call `wake`. Always before the first one of a pass."""
         self._wake, self._ended = wake, ended
+        self._number = next(_numbers)
         self._open: object | None = None
+        self._task = -1
 
     def begin(self) -> bool:
         """Whether the pass that the caller's hook runs in is new, and from now on watched; local.
@@ -38,6 +46,10 @@ class BackwardPass:
             return False
         self._queue()
         return True
+
+    def reset(self) -> None:
+        """Wait for no pass any more: one that failed inside another may never have ended; local."""
+        self._close()
 
     def hook(self, append: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         """A short hook: `wake` if due, then `append`."""
@@ -50,25 +62,28 @@ class BackwardPass:
         return hook
 
     def _queue(self) -> None:
-        token = object()
-        self._open = token
+        self._open = token = object()
+        self._task = _current_task()
+        _watching.append(self)
         _engine.queue_callback(_End(self, token))
 
-    def _leave(self, token: object, *, completed: bool) -> None:
-        if self._open is not token:
-            return
-        node = _current_node() if completed else None
+    def _close(self) -> None:
+        if self in _watching:
+            _watching.remove(self)
+        self._open, self.due = None, True
+
+    def _leave(self) -> None:
+        node = _current_node()
+        self._close()
         if node is not None:
             self._follow_outer(node)
-            return
-        self._open, self.due = None, True
-        if completed:
+        else:
             self._ended()
 
     def _follow_outer(self, node: Any) -> None:
         """The pass ran inside `node` of another pass, which goes on with the nodes after it."""
-        token = object()
-        self._open = token
+        self._open = token = object()
+        self.due = False
         handles: list[Any] = []
 
         def requeue(*_: Any) -> None:
@@ -80,7 +95,7 @@ class BackwardPass:
         following = [after for after, _ in node.next_functions if after is not None]
         handles += [after.register_prehook(requeue) for after in following]
         if not handles:  # nothing comes after it: step() ends the round
-            self._open, self.due = None, True
+            self._close()
 
 
 class _End:
@@ -90,10 +105,16 @@ class _End:
         self._owner, self._token = owner, token
 
     def __call__(self) -> None:
-        self._owner._leave(self._token, completed=True)
+        if self._owner._open is not self._token:
+            return  # the first of this pass has told all
+        task = self._owner._task
+        together = [each for each in _watching if each._task == task]
+        for each in sorted(together, key=lambda each: each._number):
+            each._leave()
 
     def __del__(self) -> None:
-        self._owner._leave(self._token, completed=False)
+        if self._owner._open is self._token:
+            self._owner._close()
 
 
 def hook_leaf(parameter: Tensor, call: Callable[[Tensor], None]) -> Any:

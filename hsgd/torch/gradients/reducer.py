@@ -148,6 +148,7 @@ class GradientReducer:
     def end_step(self) -> None:
         """What comes next belongs to another step; local."""
         self._rounds = 0
+        self._pass.reset()
 
     def combine_loss(self, loss: Any) -> Any:
         """As combine_loss(), after a round; collective, blocking."""
@@ -239,9 +240,7 @@ class GradientReducer:
             self._pass.due = self._overlap.active
 
     def _begin_pass(self, parameter: Tensor) -> None:
-        """Called with the first gradient of a backward pass, and with the next one after buckets
-        have become complete.
-        """
+        """With the first gradient of a pass, and with the next one after a bucket is complete."""
         if self._job is not runtime.latest():
             self._start_anew(keep=True)
         if self._alone:
@@ -256,7 +255,10 @@ class GradientReducer:
         """A mean of gradients that are equal on all ranks is what they were. A sum is not."""
         if not self._rounds or self._options.op == AVERAGE:
             return
-        if any(p.grad is not None for p in self._known if p is not first):
+        bucket, index = self._places.get(first, (None, 0))
+        kept = bucket is not None and first.grad is bucket.packing.views[index]
+        others = [p.grad for p in self._known if p is not first and p.grad is not None]
+        if any(map(torch.count_nonzero, others)) or (kept and not others):
             raise AssertionError(
                 "DistributedOptimizer: backward() was called again, and gradients that ranks have "
                 "combined already (op is not Average) would be combined once more; call step() or "
@@ -264,9 +266,7 @@ class GradientReducer:
             )
 
     def _end_pass(self) -> None:
-        """The backward pass has ended; collective over the process set and blocking if it was the
-        last one of the round.
-        """
+        """The pass has ended; collective and blocking if it was the last one of the round."""
         if self._job is not runtime.latest() or self._alone:
             return
         self._look()
@@ -459,6 +459,7 @@ class GradientReducer:
         self._alone = not self.active
         self._counted = True
         self._rounds = 0
+        self._with_joined = False
         self._end_round()
 
     def _reduce_open(self) -> None:

@@ -129,7 +129,8 @@ def undisturbed(seat: Seat, path: str, size: int) -> None:
             with torch.no_grad():
                 model(torch.randn(4, 6))
             net.eval()(torch.randn(4, 6))
-            net.train()
+            net.train()(torch.randn(4, 6)).sum()
+        step(0)
         with Join([model]):
             for _ in range(1 + seat.rank):
                 step(0)

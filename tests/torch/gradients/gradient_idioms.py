@@ -240,6 +240,23 @@ def a_backward_that_failed(script: Script) -> None:
         script.optimizer.step()
 
 
+def a_checkpointed_backward_that_failed(script: Script) -> None:
+    def fail(_: Tensor) -> None:
+        raise RuntimeError("out of memory")
+
+    script.model.way = "reentrant"
+    for step in range(STEPS):
+        script.optimizer.zero_grad()
+        handle = script.model.first.bias.register_hook(fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            script.loss(step).backward()
+        handle.remove()
+        script.optimizer.zero_grad()
+        script.loss(step).backward()
+        clip_grad_norm_(script.model.parameters(), 0.05)
+        script.optimizer.step()
+
+
 def sparse(script: Script) -> None:
     script.model.table.sparse = True
     dense = [p for p in script.parameters() if p is not script.model.table.weight]
@@ -269,6 +286,7 @@ IDIOMS: tuple[Callable[[Script], None], ...] = (
     checkpointed_reentrantly,
     checkpointed,
     a_backward_that_failed,
+    a_checkpointed_backward_that_failed,
     sparse,
 )
 

@@ -25,6 +25,7 @@ NOT_DDPS = {
     "sparse",
     "two_losses",
     "a_backward_that_failed",
+    "a_checkpointed_backward_that_failed",
     "frozen_and_thawed",
     "groups_added_later",
     "checkpointed_reentrantly",

@@ -117,6 +117,59 @@ def test_ranks_with_more_passes_in_a_step_are_told(ranks: Ranks) -> None:
     ranks.run(another_number_of_passes, meeting_point(), 2, on=range(2))
 
 
+def two_optimizers(seat: Seat, path: str, size: int, overlap: str) -> list[list[float]]:
+    """Whose gradients come in another order on each rank, in one backward pass."""
+    with job(seat, path, size) as hvd:
+        torch.manual_seed(3)
+        heads = [nn.Linear(3, 1), nn.Linear(3, 1)]
+        optimizers = [
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(head.parameters(), lr=0.1),
+                [(f"{number}.{name}", each) for name, each in head.named_parameters()],
+                strategy=overlap,
+            )
+            for number, head in enumerate(heads)
+        ]
+        for step in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            rows = torch.full((2, 3), float(step + seat.rank))
+            losses = [head(rows).square().mean() for head in heads[:: 1 if seat.rank else -1]]
+            sum(losses[1:], losses[0]).backward()
+            clip_grad_norm_([p for head in heads for p in head.parameters()], 0.05)
+            for optimizer in optimizers:
+                optimizer.step()
+        return [p.flatten().tolist() for head in heads for p in head.parameters()]
+
+
+@pytest.mark.parametrize("overlap", ["overlap", "after_backward"])
+def test_optimizers_that_share_a_backward_pass_meet_in_one_order(
+    ranks: Ranks, overlap: str
+) -> None:
+    found = ranks.run(two_optimizers, meeting_point(), 2, overlap, on=range(2))
+    assert found[0] == found[1]
+
+
+def sum_twice(seat: Seat, path: str, size: int, bias: bool) -> None:
+    with job(seat, path, size) as hvd:
+        model = nn.Linear(2, 1, bias=bias)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
+        for _ in range(2):  # gradients that became zero are no sums
+            model(torch.ones(1, 2) + seat.rank).sum().backward()
+            model.zero_grad(set_to_none=not bias)
+        model(torch.ones(1, 2) + seat.rank).sum().backward()
+        assert model.weight.grad is not None and model.weight.grad.tolist() == [[3, 3]]
+        with pytest.raises(AssertionError, match="would be combined once more"):
+            model(torch.ones(1, 2) + seat.rank).sum().backward()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_sums_are_not_summed_again(ranks: Ranks, bias: bool) -> None:
+    ranks.run(sum_twice, meeting_point(), 2, bias, on=range(2))
+
+
 # Random sequences of them, one after the other on one model and one optimizer.
 
 
