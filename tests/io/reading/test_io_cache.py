@@ -257,6 +257,9 @@ class Elsewhere:
     def cross_rank(self):
         return self.nodes[self.rank]
 
+    def allreduce(self, array, op, name):
+        return array
+
     def allgather(self, array):
         assert array.tolist() == [self.cross_rank]
         return np.array(self.nodes)

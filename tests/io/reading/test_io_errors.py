@@ -145,6 +145,8 @@ def make_differently(seat, folder, path):
         told.append(told_by(lambda own=own: loader_of(folder, 6, comm=comm, **own, **TINY)))
     size = 6 + (seat.rank == 1)
     told.append(told_by(lambda: loader_of(folder, size, comm=comm, **TINY)))
+    seats = {"rank": seat.rank, "world_size": 3 + (seat.rank == 0)}
+    told.append(told_by(lambda: loader_of(folder, 6, comm=comm, **seats, **TINY)))
     return told, len(loader_of(folder, 6, comm=comm, **TINY))
 
 
@@ -153,7 +155,8 @@ def test_ranks_that_would_read_in_different_orders_are_told(pool, folder):
         assert {kind for kind, _ in told} == {"SignatureMismatch"} and steps > 0
         for (_, line), (name, odd, usual) in zip(told, DIFFERENT, strict=False):
             assert f"PartitionedLoader: {name} is {odd} on rank 2, {usual} on rank 0" in line
-        assert "batch_size is 7 on rank 1, 6 on rank 0" in told[-1][1]
+        assert "batch_size is 7 on rank 1, 6 on rank 0" in told[-2][1]
+        assert "world_size is 3 on rank 1, 4 on rank 0" in told[-1][1]
 
 
 def test_all_ranks_raise_in_the_same_step_and_those_without_error_name_the_rank(pool, folder):
