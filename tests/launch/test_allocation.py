@@ -44,6 +44,13 @@ def test_hosts_and_slots_are_read(environ: dict[str, str], places: str) -> None:
     assert [f"{host.name}:{host.slots}" for host in found.hosts][:4] == places.split()
 
 
+def test_this_host_is_known_by_the_name_that_slurm_gave_it() -> None:
+    alone = {**slurm("vn1", "4"), "SLURMD_NODENAME": "vn1"}
+    assert spread(alone, 4) == ()
+    found = allocation({**slurm("vn[1-2]", "2(x2)"), "SLURMD_NODENAME": "vn2"}, 4)
+    assert found is not None and [host.is_here for host in found.hosts] == [False, True]
+
+
 @pytest.mark.parametrize("name", ["PBS_NODEFILE", "OAR_NODEFILE", "COBALT_NODEFILE"])
 def test_a_file_names_a_host_once_for_each_slot(tmp_path: Path, name: str) -> None:
     (tmp_path / "nodes").write_text("a.cluster\na.cluster\nb.cluster\n")

@@ -25,6 +25,7 @@ dist.init_process_group("hsgd")
 total = torch.ones(3)
 dist.all_reduce(total)
 place = os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]
+assert len(os.environ["HSGD_JOB_SECRET"]) == 64
 print(f"|{dist.get_rank()} of {dist.get_world_size()}, {place}, {total[0]:g}|", flush=True)
 dist.destroy_process_group()
 """
@@ -33,9 +34,10 @@ dist.destroy_process_group()
 def test_the_backend_starts_under_hsgd_run_with_mpi(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    words = ["run", "--launcher", "mpirun", "-np", "2", sys.executable, str(script)]
+    words = ["run", "--launcher", "mpirun", "--verbose", "-np", "2", sys.executable, str(script)]
     done = run_marked([*HSGD, *words], here(RANK="0", WORLD_SIZE="1"), JOB_S)  # of an image
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "HSGD_JOB_SECRET=" not in done.stderr
     assert said(done) == [f"{rank} of 2, ('{rank}', '2'), 2" for rank in range(2)]
 
 
@@ -69,6 +71,7 @@ SLURM = {
         ([], SLURM, True, None),  # words for mpirun place the ranks
         ([], {}, True, None),
         ([Host("far", 2)], {"MASTER_ADDR": "mine", "MASTER_PORT": "5"}, False, "mine"),
+        ([Host("far", 2)], {"MASTER_ADDR": "mine"}, False, "mine"),
     ],
 )
 def test_rank_0_of_torch_is_on_the_first_host(
@@ -77,6 +80,13 @@ def test_rank_0_of_torch_is_on_the_first_host(
     found = torch_variables.meeting(hosts, environ, placed=placed)
     assert found.get("MASTER_ADDR") == address
     assert found.keys() == ({"MASTER_ADDR", "MASTER_PORT"} if address else set())
+
+
+def test_a_port_that_the_user_gave_alone_is_taken() -> None:
+    assert torch_variables.meeting([Host("far", 2)], {"MASTER_PORT": "29500"}) == {
+        "MASTER_ADDR": "far",
+        "MASTER_PORT": "29500",
+    }
 
 
 def test_a_launcher_that_is_not_known_starts_the_command_as_it_is() -> None:
