@@ -43,7 +43,10 @@ HOROVODS_OWN = {
 
 _NATIVE = ("tensors on CPU and CUDA",)
 
-_CONSTANTS = ("Adasum", "Average", "Sum", "Min", "Max", "Product")
+_OF_OTHERS = {  # modules
+    "models": ("guard",),
+    "constants and errors": ("Adasum", "Average", "Sum", "Min", "Max", "Product"),
+}
 _INTERNAL = {
     "hand_over",
     "local_root",
@@ -60,6 +63,7 @@ _INTERNAL = {
     "FP16Compressor",
     "BF16Compressor",
     "Compressor",
+    "warn_of_overflow",
 }
 
 
@@ -68,7 +72,7 @@ def table() -> str:
     lines = ["| names | without Horovod | with Horovod |", "|---|---|---|"]
     for family, modules in FAMILIES.items():
         names = [name for module in modules for name in _public(module)]
-        names += _CONSTANTS if family.startswith("constants") else ()
+        names += _OF_OTHERS.get(family, ())
         listed = ", ".join(f"`{name}`" for name in sorted(set(names), key=str.lower))
         lines.append(f"| {family}: {listed} | native | native |")
     lines += [f"| {what} | native | native |" for what in _NATIVE]

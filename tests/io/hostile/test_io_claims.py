@@ -194,7 +194,7 @@ def test_memory_that_cannot_be_had_is_an_error_with_file_and_field(tmp_path, lit
         next(source.stream(source.specs[0], 1))
 
 
-@pytest.mark.parametrize("rows", [1 << 20, 1 << 26])
+@pytest.mark.parametrize("rows", [1 << 24, 1 << 28])
 def test_checksum_blocks_that_fit_in_no_memory_are_an_error_with_file(
     folder, hsgd_data, little_memory, rows
 ):
