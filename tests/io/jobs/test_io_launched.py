@@ -65,7 +65,6 @@ class Comm:
         ("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2", 1, 2, MVAPICH),
         (f"{STEP} SLURM_STEP_ID=0", 5, 6, "SLURM_PROCID and SLURM_STEP_NUM_TASKS"),
         (STEP, 0, 1, "no launcher"),  # of an allocation
-        (f"{SHELL} PMI_RANK=0 PMI_SIZE=6", 0, 1, "no launcher"),
         (f"{SHELL} PMI_RANK=0 PMI_SIZE=6 MPI_LOCALRANKID=0", 0, 6, "PMI_RANK and PMI_SIZE"),
         (f"{SHELL} PMI_RANK=1 PMI_SIZE=2", 1, 2, "PMI_RANK and PMI_SIZE"),
         ("RANK=0 WORLD_SIZE=2 PMI_RANK=3 PMI_SIZE=8", 3, 8, "PMI_RANK and PMI_SIZE"),
