@@ -23,23 +23,25 @@ INSTALL_S, COMMAND_S = 1800.0, 180.0
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(INSTALL_S + 10 * COMMAND_S)]
 
-DDP = """
+DDP = r"""
+import sys
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("{backend}")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
 model(torch.ones(2, 3)).sum().backward()
-print(f"size {dist.get_world_size()}\n", end="")
+sys.stdout.write("size %d\n" % dist.get_world_size())
 dist.destroy_process_group()
 """
-HOROVOD = """
+HOROVOD = r"""
+import sys
 import torch
 import horovod.torch as hvd
 
 hvd.init()
 assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
-print(f"size {hvd.size()}\n", end="")
+sys.stdout.write("size %d\n" % hvd.size())
 """
 MPI = """
 #include <mpi.h>
