@@ -230,7 +230,9 @@ def take_steps(steps: list[tuple[str, bool, list[int]]], script: Script) -> None
         def evaluate(number: int = number, between: list[int] = between) -> torch.Tensor:
             loss = script.loss(number)
             loss.backward()
-            for action in between:
+            # A gradient that is missing in a further pass counts as zeros, as in Horovod.
+            last = (forget_one, thaw)
+            for action in sorted(between, key=lambda action: BETWEEN[action] in last):
                 BETWEEN[action](script)
             return loss
 
