@@ -27,7 +27,7 @@ from hsgd.errors import LaunchError
 from hsgd.job.agent_store import serve_store
 from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret, sealed
 from hsgd.launch.mpirun import Host
-from hsgd.launch.ssh import over_ssh_with_input
+from hsgd.launch.ssh import over_ssh_with_input, tell
 
 __all__ = ["ElasticJob", "run"]
 
@@ -202,10 +202,7 @@ class _Driver:
 
     def _tell_drain(self, node: _Node, drained: bool) -> None:
         node.drained = drained
-        if node.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                node.process.stdin.write(b"drain\n" if drained else b"stay\n")
-                node.process.stdin.flush()
+        tell(node.process, "drain" if drained else "stay")
 
     def _start(self, host: Host) -> None:
         options = self._job.options
@@ -216,9 +213,7 @@ class _Driver:
             given = [f"{key}={value}" for key, value in self._job.given.items()]
             words = over_ssh_with_input(host.name, ["env", *given, *words])
         process = subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0)
-        if process.stdin is not None:  # everybody may read its words
-            with contextlib.suppress(OSError):
-                process.stdin.write(f"{os.environ[JOB_SECRET]}\n".encode())
+        tell(process, os.environ[JOB_SECRET])  # everybody may read its words
         self._nodes[host.name] = _Node(name, host, process)
 
     def _end(self) -> None:

@@ -5,11 +5,13 @@ Owns what the remote end does when ssh goes: it ends too. Never starts anything.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["over_ssh", "over_ssh_with_input"]
+__all__ = ["over_ssh", "over_ssh_with_input", "tell"]
 
 # The remote end of a command: it ends when ssh does, as its input ends then. ssh itself passes no
 # signal on, and a job would go on without its launcher.
@@ -40,3 +42,12 @@ def over_ssh_with_input(host: str, words: Sequence[str]) -> list[str]:
     """A command that reads its input, and ends with it; local."""
     script = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
     return ["ssh", "-x", *_OPTIONS, host, script]
+
+
+def tell(process: subprocess.Popen[bytes], line: str) -> None:
+    """Write a line to the input of a process, a pipe without a buffer; that it has just ended, who
+    waits for it will say.
+    """
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.write(f"{line}\n".encode())

@@ -16,7 +16,7 @@ from hsgd.job.launchers import LAUNCHERS
 from hsgd.launch.allocation import allocation
 from hsgd.launch.mpirun import Host, Launcher
 
-__all__ = ["command_of_rank", "free_port", "meeting"]
+__all__ = ["command_of_rank", "meeting"]
 
 _PORTS = (20000, 32000)  # below those that Linux gives to clients (ip_local_port_range)
 _ROWS = {
@@ -53,8 +53,9 @@ def meeting(
     hosts: of the ranks, the first one that of rank 0; empty: a resource manager's, or, if `placed`,
     those in words of the user for mpirun.
     """
-    if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):
-        return {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    given = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
+    if len(given) == 2:
+        return given
     if not hosts and not placed:
         with contextlib.suppress(LaunchError):  # mpirun may know better
             found = allocation(environ, 1)
@@ -63,13 +64,10 @@ def meeting(
         return {}
     first, is_alone = hosts[0], all(host.is_here for host in hosts)
     address = "127.0.0.1" if is_alone else socket.gethostname() if first.is_here else first.name
-    return {
-        "MASTER_ADDR": environ.get("MASTER_ADDR") or address,
-        "MASTER_PORT": environ.get("MASTER_PORT") or str(free_port(first.is_here)),
-    }
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(_free_port(first.is_here)), **given}
 
 
-def free_port(is_here: bool) -> int:
+def _free_port(is_here: bool) -> int:
     """A port for torch's store on the first host; elsewhere it may be taken, which torch says."""
     if not is_here:
         return random.SystemRandom().randrange(*_PORTS)

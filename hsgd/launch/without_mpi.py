@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,8 @@ from hsgd.errors import LaunchError, MissingExtra
 from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret
 from hsgd.launch.allocation import spread
 from hsgd.launch.mpirun import Host, parse_hosts
-from hsgd.launch.ssh import over_ssh
-from hsgd.launch.torch_variables import free_port
+from hsgd.launch.ssh import over_ssh, tell
+from hsgd.launch.torch_variables import meeting
 
 __all__ = ["plan", "run_all"]
 
@@ -54,14 +53,12 @@ def plan(
         words = [sys.executable, "-m", "hsgd.launch.loopback_torchrun", f"--nproc-per-node={ranks}"]
         words += ["--no-python", *command]
         return [words if first.is_here else over_ssh(first.name, [*given, *words])]
-    meeting = [
-        f"--nnodes={len(places)}",
-        f"--master-addr={socket.gethostname() if first.is_here else first.name}",
-        f"--master-port={free_port(first.is_here)}",
-    ]
+    met = meeting([host for host, _ in places], {})
+    shared = [f"--nnodes={len(places)}", f"--master-addr={met['MASTER_ADDR']}"]
+    shared += [f"--master-port={met['MASTER_PORT']}"]
     commands = []
     for node, (host, count) in enumerate(places):
-        words = [*meeting, f"--node-rank={node}", f"--nproc-per-node={count}"]
+        words = [*shared, f"--node-rank={node}", f"--nproc-per-node={count}"]
         words = [*given, *_torchrun(words, command)]
         commands.append(words if host.is_here else over_ssh(host.name, words, JOB_SECRET))
     return commands
@@ -90,19 +87,12 @@ def run_all(commands: Sequence[Sequence[str]]) -> int:
             except OSError as error:
                 raise LaunchError(f"{words[0]} does not start: {error}") from None
             if words[0] == "ssh":
-                _tell(started[-1], secret)
+                tell(started[-1], secret)
         return _wait(started, caught)
     finally:
         _end(started)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _tell(process: subprocess.Popen[bytes], secret: str) -> None:
-    """The first line of its input; that it has just ended, who waits for it will say."""
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.write(f"{secret}\n".encode())
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], caught: Sequence[int]) -> int:

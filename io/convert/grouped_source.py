@@ -185,15 +185,8 @@ class _Column:
         shape = dataset.shape
         if self._shape is None:
             self._shape, self._first = shape, dataset.name
-        if (
-            shape is None
-            or dtype != self._dtype
-            or (len(shape), shape[1:])
-            != (
-                len(self._shape),
-                self._shape[1:],
-            )
-        ):
+        alike = None not in (shape, self._shape) and len(shape) == len(self._shape)
+        if not alike or dtype != self._dtype or shape[1:] != self._shape[1:]:
             raise DataError(
                 f"{path}: {dataset.name} is {shape} {dtype}, {self._first} {self._shape} "
                 f"{self._dtype}; one type, and shapes that differ in the first axis alone, are "

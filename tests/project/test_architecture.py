@@ -119,7 +119,7 @@ PACKAGES = {
     "hsgd.torch.collectives": "hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations",
     "hsgd.torch.elastic": "hsgd.job hsgd.optim hsgd.torch.job",
     "hsgd.torch.gradients": (
-        "hsgd.optim.replicas hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations"
+        "hsgd.optim hsgd.optim.replicas hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations"
     ),
     "hsgd.torch.strategies": (
         "hsgd.job hsgd.optim hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip "

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from hsgd.agree import agree as agree_on
 from hsgd.comm import Comm
+from hsgd.optim.layouts import strides_of
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.gradients.gradient_buckets import fill
 
@@ -33,13 +35,13 @@ def agree(
 
     names: of the parameters, in this rank's order. A parameter is sparse for all ranks where its
     gradient is on one. terms: other options that must be equal on all ranks, by name.
-    Raises HorovodInternalError, on all ranks, where parameters or terms differ.
+    Raises on all ranks: HorovodInternalError where parameters differ, SignatureMismatch where terms
+    do.
     """
     own = [_describe(parameter, name, sparse_as_dense) for parameter, name in names.items()]
-    words = {name: str(value) for name, value in terms.items()}
-    layouts = comm.allgather_object((overlap, own, words), "optimizer layout")
-    _compare([words for *_, words in layouts])
-    tables = [table for _, table, _ in layouts]
+    layouts = comm.allgather_object((overlap, own), "optimizer layout")
+    agree_on(comm, "DistributedOptimizer", lambda: terms)
+    tables = [table for _, table in layouts]
     first = {name: (shape, dtype, strides) for name, shape, dtype, strides, _ in tables[0]}
     for rank, table in enumerate(tables):
         for name, shape, dtype, strides, _ in table:
@@ -71,27 +73,12 @@ def agree(
     )
 
 
-def _compare(terms: Sequence[Mapping[str, str]]) -> None:
-    for rank, words in enumerate(terms):
-        for name, value in words.items():
-            if value != terms[0][name]:
-                raise HorovodInternalError(
-                    f"DistributedOptimizer: {name} is {value} on rank {rank}, {terms[0][name]} on "
-                    "rank 0; give the same on every rank"
-                )
-
-
 def _describe(
     parameter: Tensor, name: str, sparse_as_dense: bool
 ) -> tuple[str, tuple[int, ...], str, tuple[int, ...], bool]:
     gradient = parameter.grad
     sparse = gradient is not None and gradient.is_sparse and not sparse_as_dense
-    # The stride of a dimension of one element says nothing.
-    strides = tuple(
-        stride if length != 1 else 0
-        for length, stride in zip(parameter.shape, parameter.stride(), strict=True)
-    )
-    return name, tuple(parameter.shape), str(parameter.dtype), strides, sparse
+    return name, tuple(parameter.shape), str(parameter.dtype), strides_of(parameter), sparse
 
 
 def split(

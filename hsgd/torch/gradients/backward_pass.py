@@ -49,7 +49,9 @@ class BackwardPass:
 
     def reset(self) -> None:
         """Wait for no pass any more: one that failed inside another may never have ended; local."""
-        self._close()
+        if self in _watching:
+            _watching.remove(self)
+        self._open, self.due = None, True
 
     def hook(self, append: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         """A short hook: `wake` if due, then `append`."""
@@ -67,14 +69,9 @@ class BackwardPass:
         _watching.append(self)
         _engine.queue_callback(_End(self, token))
 
-    def _close(self) -> None:
-        if self in _watching:
-            _watching.remove(self)
-        self._open, self.due = None, True
-
     def _leave(self) -> None:
         node = _current_node()
-        self._close()
+        self.reset()
         if node is not None:
             self._follow_outer(node)
         else:
@@ -95,7 +92,7 @@ class BackwardPass:
         following = [after for after, _ in node.next_functions if after is not None]
         handles += [after.register_prehook(requeue) for after in following]
         if not handles:  # nothing comes after it: step() ends the round
-            self._close()
+            self.reset()
 
 
 class _End:
@@ -114,7 +111,7 @@ class _End:
 
     def __del__(self) -> None:
         if self._owner._open is self._token:
-            self._owner._close()
+            self._owner.reset()
 
 
 def hook_leaf(parameter: Tensor, call: Callable[[Tensor], None]) -> Any:

@@ -6,14 +6,13 @@ import json
 
 import h5py
 import numpy as np
+import PIL.Image
 import pytest
 from hsgd.io import convert_to_slabs
 
 from hdf5_samples import collect, write_hdf5
 from hsgd.errors import DataError
 from loaders import loader_of
-
-image_module = pytest.importorskip("PIL.Image")
 
 
 def put_images(root, counts):
@@ -23,7 +22,7 @@ def put_images(root, counts):
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(count):
             picture = np.full((4, 5, 3), number, np.uint8)
-            image_module.fromarray(picture).save(folder / f"{number:03d}.png")
+            PIL.Image.fromarray(picture).save(folder / f"{number:03d}.png")
     return root
 
 
