@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["IDIOMS", "WRAP_THEMSELVES", "Net", "Script"]
+__all__ = ["IDIOMS", "WRAP_THEMSELVES", "Net", "Script", "bits_of", "largest_difference"]
 
 STEPS, ROWS = 4, 3
 
@@ -61,6 +61,21 @@ class Script:
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
+
+    def take_part(self, rank: int, size: int) -> None:
+        """Train on the rows of one rank from now on."""
+        self.part = lambda rows: rows[rank * len(rows) // size : (rank + 1) * len(rows) // size]
+
+
+def largest_difference(one: nn.Module, other: nn.Module) -> float:
+    """Between parameters of two models."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def bits_of(model: nn.Module) -> list[bytes]:
+    """Of the parameters, to compare ranks."""
+    return [p.detach().numpy().tobytes() for p in model.parameters()]
 
 
 def usual(script: Script, between: Callable[[], None] = lambda: None, **zero: Any) -> None:
@@ -224,13 +239,14 @@ def checkpointed(script: Script) -> None:
     clipped(script)
 
 
-def a_backward_that_failed(script: Script) -> None:
-    def fail(_: Tensor) -> None:
-        raise RuntimeError("out of memory")
+def _fail(_: Tensor) -> None:
+    raise RuntimeError("out of memory")
 
+
+def a_backward_that_failed(script: Script) -> None:
     for step in range(STEPS):
         script.model.zero_grad()
-        handle = script.model.last.weight.register_hook(fail)
+        handle = script.model.last.weight.register_hook(_fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             script.model.last.weight.square().sum().backward()
         handle.remove()
@@ -241,13 +257,10 @@ def a_backward_that_failed(script: Script) -> None:
 
 
 def a_checkpointed_backward_that_failed(script: Script) -> None:
-    def fail(_: Tensor) -> None:
-        raise RuntimeError("out of memory")
-
     script.model.way = "reentrant"
     for step in range(STEPS):
         script.optimizer.zero_grad()
-        handle = script.model.first.bias.register_hook(fail)
+        handle = script.model.first.bias.register_hook(_fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             script.loss(step).backward()
         handle.remove()

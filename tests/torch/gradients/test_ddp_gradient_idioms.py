@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hsgd.c10d
-from gradient_idioms import IDIOMS, Net, Script
+from gradient_idioms import IDIOMS, Net, Script, bits_of, largest_difference
 from ranks import Ranks, Seat
 
 __all__: list[str] = []
@@ -49,7 +49,7 @@ def run(name: str, rank: int, size: int) -> Net:
             script.called = DistributedDataParallel(model, bucket_cap_mb=1e-3)
 
         script.wrap = wrap
-        script.part = lambda rows: rows[rank * len(rows) // size : (rank + 1) * len(rows) // size]
+        script.take_part(rank, size)
         if name == "channels_last":
             model.to(memory_format=torch.channels_last)
         wrap()
@@ -67,11 +67,8 @@ def compare(seat: Seat, path: str, size: int) -> list[Any]:
     try:
         for name in [i.__name__ for i in IDIOMS if i.__name__ not in NOT_DDPS]:
             model, reference = run(name, seat.rank, size), run(name, 0, 1)
-            finals.append([p.detach().clone().numpy().tobytes() for p in model.parameters()])
-            difference = max(
-                float((a - b).abs().max())
-                for a, b in zip(model.parameters(), reference.parameters(), strict=True)
-            )
+            finals.append(bits_of(model))
+            difference = largest_difference(model, reference)
             if not difference < 1e-9:
                 failures.append((name, difference))
     finally:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from gradient_idioms import IDIOMS, WRAP_THEMSELVES, Net, Script
+from gradient_idioms import IDIOMS, WRAP_THEMSELVES, Net, Script, bits_of, largest_difference
 from hsgd.torch.exceptions import HorovodInternalError
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
@@ -51,7 +51,7 @@ def run(idiom: Callable[[Script], None], hvd: Any, rank: int, size: int, overlap
         if idiom not in WRAP_THEMSELVES:
             wrap()
         script.wrap = wrap
-        script.part = lambda rows: rows[rank * len(rows) // size : (rank + 1) * len(rows) // size]
+        script.take_part(rank, size)
     idiom(script)
     return model
 
@@ -64,11 +64,8 @@ def compare(seat: Seat, path: str, size: int, overlap: str, names: list[str]) ->
                 continue
             model = run(idiom, hvd, seat.rank, size, overlap)
             reference = run(idiom, None, 0, 1, overlap)
-            finals.append([p.detach().clone().numpy().tobytes() for p in model.parameters()])
-            difference = max(
-                float((a - b).abs().max())
-                for a, b in zip(model.parameters(), reference.parameters(), strict=True)
-            )
+            finals.append(bits_of(model))
+            difference = largest_difference(model, reference)
             if not difference < 1e-9:
                 failures.append((idiom.__name__, difference))
     return [failures, finals]
@@ -252,9 +249,7 @@ def compare_sequence(
         with job(seat, path, size) as hvd:
             model = run(idiom, hvd, seat.rank, size, overlap)
         reference = run(idiom, None, 0, 1, overlap)
-    pairs = list(zip(model.parameters(), reference.parameters(), strict=True))
-    difference = max(float((a - b).abs().max()) for a, b in pairs)
-    return difference, [a.detach().numpy().tobytes() for a, _ in pairs]
+    return largest_difference(model, reference), bits_of(model)
 
 
 @pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.torch)])
