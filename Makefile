@@ -24,7 +24,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
   then command -v $$p; break; fi; done)
 
 BIN := $(abspath $(VENV))/bin
-PYTEST = $(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile
+PYTEST = $(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --durations 20
+NEAR := not (chaos or torch or bench or suites or gpu)
+SHORT := not long and $(NEAR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHANGED := $(BIN)/python tests/changed.py
 CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*/*.cpp tests/native/*/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c benchmarks/native/simulation/*.cpp benchmarks/native/simulation/*.hpp tests/mpi_programs/*.[ch] tests/foreign/*.c tests/simcuda/*.hpp tests/simcuda/*/*.[ch]pp)
@@ -42,7 +44,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu sanitized-test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test wheels release clean distclean
+.PHONY: help demo test test-long check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu sanitized-test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test wheels release clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +56,11 @@ demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data: plain Horovod, --plu
 	$(BIN)/python examples/gain/compare.py --output demo --target-accuracy 85 </dev/null
 
 test: export WERROR := 1
-test: prepare-test lint typecheck native-test sanitized-test aarch64-short-test pytest ## everything: lint, types, native and Python tests
+test: prepare-test lint typecheck native-test pytest ## lint, types, native tests, the quick Python tests
+
+test-long: export WERROR := 1
+test-long: prepare-test sanitized-test aarch64-short-test $(VENV)/.horovod ## sanitizers, aarch64, and the Python tests that take long
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 check: export WERROR := 1
 check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of what changed, under two minutes
@@ -65,7 +71,7 @@ check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of wh
 	[ -z "$$($(CHANGED) native)" ] || $(BIN)/python setup.py --quiet native_test
 	for program in $$($(CHANGED) native); do echo "$$program"; timeout 300 "build/native-test/$$program"; done
 	$(CHANGED) pytest | xargs -r $(PYTEST) --no-loadscope-reorder --budget $(CHECK_BUDGET_S) \
-	  -m 'not (chaos or torch or bench or suites or gpu)' $(PYTEST_ARGS)
+	  -m '$(NEAR)' $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.horovod ## measure allreduce against MPI, gloo, Horovod and DeepSpeed
 	$(BIN)/python benchmarks/allreduce.py
@@ -92,7 +98,7 @@ stub: $(VENV)/.dev ## write hsgd/_native.pyi from the native module
 	$(BIN)/python -m nanobind.stubgen -q -m hsgd._native -o hsgd/_native.pyi
 	$(BIN)/ruff format -q hsgd/_native.pyi
 
-typecheck: $(VENV)/.dev ## mypy --strict, on an installed copy: at the root io/ looks like the standard library's
+typecheck: $(VENV)/.dev $(VENV)/.horovod ## mypy --strict, on an installed copy: at the root io/ looks like the standard library's
 	rm -rf build/installed
 	$(BIN)/python setup.py --quiet build_py --build-lib build/installed
 	cd build/installed && $(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p hsgd
@@ -110,8 +116,8 @@ aarch64-short-test: $(VENV)/.dev
 sanitized-test: ## the native tests under the address and the thread sanitizer
 	for sanitizer in address thread; do $(MAKE) --no-print-directory native-test SANITIZE=$$sanitizer; done
 
-pytest: $(VENV)/.dev $(VENV)/.horovod ## the Python tests in their short form, with several processes and nodes
-	$(PYTEST) -m 'not (chaos or torch or bench or suites or gpu)' $(PYTEST_ARGS)
+pytest: $(VENV)/.dev ## the quick Python tests, with several processes and nodes
+	$(PYTEST) -m '$(SHORT)' $(PYTEST_ARGS)
 
 chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks
 	$(PYTEST) -m chaos $(PYTEST_ARGS)
@@ -137,7 +143,7 @@ endif
 
 # Without Horovod, which is built for one torch.
 test-torch-version: $(VENV)/.dev
-	$(PYTEST) -m 'not (chaos or torch or bench or suites or gpu)' --ignore tests/torch/test_training.py $(PYTEST_ARGS) \
+	$(PYTEST) -m '$(NEAR)' --ignore tests/torch/test_training.py $(PYTEST_ARGS) \
 	  tests/c10d tests/operators tests/torch tests/launch/test_as_horovod.py
 	$(BIN)/python tests/c10d/torch_suite.py --size 3
 
@@ -154,7 +160,7 @@ sanitized-test-gpu: $(VENV)/.dev ## some programs of test-gpu under compute-sani
 suites: $(VENV)/.dev $(VENV)/.horovod ## the test suites of others, through hsgd
 	$(PYTEST) -m suites $(PYTEST_ARGS)
 
-test-all: test chaos test-torch test-bench suites ## all of the five
+test-all: test test-long chaos test-torch test-bench suites ## all of the six
 
 wheels: $(VENV)/.release build/mpi/openmpi/.made build/mpi/mpich/.made ## wheels for manylinux_2_28, one per Python that is here, tried without a compiler
 	$(BIN)/python .ci/wheels/build.py --out dist
@@ -197,8 +203,10 @@ $(VENV)/.demo: $(BASE) $(SOURCES)
 	$(PIP) install --no-build-isolation -e '.[demo]'
 	touch $@
 
+# The compilers work while pip fetches; builds wait for one another.
 $(VENV)/.dev: $(BASE) $(OTHER) $(SOURCES)
-	$(PIP) install --no-build-isolation -e '.[dev]'
+	$(BIN)/python setup.py --quiet build_ext --inplace & \
+	  $(PIP) install --no-build-isolation -e '.[dev]'; wait $$!
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.release: $(VENV)/.dev

@@ -6,6 +6,7 @@ Owns the clusters that tests share. Never runs pytest under mpirun: ranks are st
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -41,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="S",
         help="begin no test S seconds after the start: the summary counts those that are left out",
     )
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what was imported, torch above all, out of each test's garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

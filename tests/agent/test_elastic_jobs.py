@@ -85,6 +85,7 @@ def test_a_job_without_faults_is_an_ordinary_job(train: Training) -> None:
     assert "leaked" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 2])
 def test_survivors_go_on_from_their_commit_and_a_new_rank_joins(
     train: Training, victim: int
@@ -105,6 +106,7 @@ def test_survivors_go_on_from_their_commit_and_a_new_rank_joins(
     assert told in job.text and "was ended by SIGKILL" in job.text
 
 
+@pytest.mark.long
 def test_a_new_rank_has_the_state_from_the_moment_it_joins(train: Training) -> None:
     with watched(train.command("-np 2 --min-np 1", most=1), here()) as job:
         job.wait_for(lambda text: pids(text, 2))
@@ -120,6 +122,7 @@ def test_a_new_rank_has_the_state_from_the_moment_it_joins(train: Training) -> N
         assert [float(each) for each in weights] == pytest.approx(undisturbed(), abs=2e-6)
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_ended_at_the_deadline(train: Training) -> None:
     with watched(train.command("-np 2 --min-np 1"), here(HSGD_TIMEOUT_S="3")) as job:
         job.wait_for(lambda text: pids(text, 2))
@@ -131,6 +134,7 @@ def test_a_rank_that_hangs_is_ended_at_the_deadline(train: Training) -> None:
     assert lines(job.text, "done")
 
 
+@pytest.mark.long
 def test_fewer_than_the_least_ranks_wait_for_a_new_one(train: Training) -> None:
     with watched(train.command("-np 2 --min-np 2"), here()) as job:
         job.wait_for(lambda text: pids(text, 2))
@@ -177,6 +181,7 @@ sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)
 """
 
 
+@pytest.mark.long
 def test_a_wrapper_that_closes_the_line_is_named(tmp_path: Path, train: Training) -> None:
     wrapper = tmp_path / "job.py"
     wrapper.write_text(WRAPPER)
@@ -200,6 +205,7 @@ exec sleep 600
 """
 
 
+@pytest.mark.long
 def test_ranks_begin_without_those_that_do_not_come(tmp_path: Path) -> None:
     script, wrapper = tmp_path / "train.py", tmp_path / "first.sh"
     script.write_text(BEGINS)
@@ -211,6 +217,7 @@ def test_ranks_begin_without_those_that_do_not_come(tmp_path: Path) -> None:
     assert lines(done.stdout, "done") == [["0", "1"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "code", "told", "done"),
     [
@@ -232,6 +239,7 @@ def test_what_ends_a_job_and_what_does_not(
     assert len(lines(job.stdout, "done")) == done
 
 
+@pytest.mark.long
 def test_a_signal_to_the_command_ends_all_ranks(train: Training) -> None:
     # Shells start what has a "&" with SIGINT ignored, and these tests perhaps.
     words = ["env", "--default-signal=INT", *train.command("-np 2 --min-np 1")]
@@ -244,6 +252,7 @@ def test_a_signal_to_the_command_ends_all_ranks(train: Training) -> None:
             os.kill(pid, 0)
 
 
+@pytest.mark.long
 def test_a_job_under_nohup_outlives_its_terminal(train: Training) -> None:
     with watched(["nohup", *train.command("-np 1 --min-np 1")], here()) as job:
         job.wait_for(lambda text: pids(text, 1))

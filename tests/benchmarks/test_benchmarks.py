@@ -73,6 +73,7 @@ def row(name: str, nbytes: int, median_us: float, layout: str = "np2") -> dict[s
     }
 
 
+@pytest.mark.long
 def test_a_quick_run_writes_facts_rows_ratios_a_table_and_a_plot(tmp_path: Path) -> None:
     file, png = tmp_path / "a.json", tmp_path / "a.png"
     names = ("hsgd-c", "mpi-c", "limit-line", "limit", "hsgd", "mpi4py")
@@ -334,6 +335,7 @@ def test_inputs_differ_between_ranks_and_buffers_and_sum_up_exactly() -> None:
     assert np.array_equal(sum(given[::-1]), numbers.expected(2, 5000))
 
 
+@pytest.mark.long
 def test_the_program_in_c_expects_what_the_pattern_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -636,6 +638,7 @@ def test_what_had_been_measured_is_kept_when_a_run_is_interrupted(
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_interposer_is_measured_where_calls_pass_and_where_they_are_taken(
     tmp_path: Path,
 ) -> None:

@@ -128,6 +128,7 @@ def do_look_served(seat: Seat, path: str) -> list[list[Any]]:
         return do_look(seat, path)
 
 
+@pytest.mark.long
 @not_in_torch_2_7
 def test_groups_look_as_those_of_gloo(ranks: Ranks, path: str) -> None:
     ours = ranks.run(do_look_served, path, on=range(2))
@@ -248,6 +249,7 @@ def do_shorten(seat: Seat, path: str, is_async: bool) -> tuple[str, str]:
     return type(late.value).__name__, str(late.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_timeout_that_torch_sets_later_holds(ranks: Ranks, path: str, is_async: bool) -> None:
     kind, text = ranks.run(do_shorten, path, is_async, on=range(2))[0]
@@ -394,12 +396,14 @@ def look(**variables: str) -> subprocess.CompletedProcess[str]:
     return run_marked(command, installed_environ(**variables), JOB_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", [None, "", "0"])
 def test_without_the_variable_nothing_of_torch_is_touched(value: str | None) -> None:
     done = look() if value is None else look(HSGD_AS_GLOO=value)
     assert (done.returncode, done.stdout) == (0, f"False {C10D} False\nFalse\n")
 
 
+@pytest.mark.long
 def test_the_variable_reaches_a_program_that_does_not_know_of_it() -> None:
     done = look(HSGD_AS_GLOO="1")
     assert (done.returncode, done.stdout) == (0, f"True {C10D} True\nTrue\n")
@@ -430,6 +434,7 @@ def script(tmp_path: Path) -> str:
     return str(tmp_path / "train.py")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("starts_itself", [False, True])
 def test_a_program_that_says_gloo_runs_on_hsgd_unedited(script: str, starts_itself: bool) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -486,6 +491,7 @@ for number in range(2):
 """
 
 
+@pytest.mark.long
 def test_one_line_reports_all_groups_of_a_process() -> None:
     environ = installed_environ(HSGD_AS_GLOO="1", HSGD_REPORT="1")
     done = run_marked([sys.executable, "-c", REPORTS], environ, JOB_S)
@@ -501,6 +507,7 @@ def test_a_command_that_is_only_shown_has_the_variable() -> None:
         assert done.stdout.startswith("env HSGD_AS_GLOO=1 ")
 
 
+@pytest.mark.long
 def test_info_says_who_serves_the_name() -> None:
     for value, told in (("1", "hsgd"), ("0", "gloo; hsgd with hsgd run --gloo")):
         done = run_marked([*HSGD, "info"], installed_environ(HSGD_AS_GLOO=value), JOB_S)

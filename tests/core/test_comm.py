@@ -102,6 +102,7 @@ def do_allreduce(seat: Seat, path: str, case: Case) -> str:
     return digest(result)
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_allreduce_equals_numpy_in_rank_order_on_all_ranks(
@@ -306,6 +307,7 @@ def do_reopen(seat: Seat, path: str, times: int) -> tuple[int, int]:
     return held()[0] - before[0], held()[1] - before[1]
 
 
+@pytest.mark.long
 def test_opening_and_closing_leaves_no_descriptor_and_no_memory(ranks: Ranks) -> None:
     for descriptors, mapped_bytes in ranks.run(do_reopen, meeting_point(), 200, on=range(2)):
         assert descriptors == 0
@@ -454,6 +456,7 @@ def do_large_count(seat: Seat, path: str) -> list[int]:
     return [total, *found, int(np.count_nonzero(data))]
 
 
+@pytest.mark.long
 def test_counts_beyond_2_to_the_31_arrive_whole(ranks: Ranks) -> None:
     expected = [5, 21, 23, 25, 27, 29, 5]
     found = ranks.run(do_large_count, meeting_point(), on=range(2), limit_s=300)

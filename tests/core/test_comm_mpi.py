@@ -118,6 +118,7 @@ def report(job: Job, request: pytest.FixtureRequest) -> Callable[[Layout], dict[
     return get
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", wide(LOCAL + NODES), ids=str)
 def test_allreduce_equals_numpy_in_the_promised_order_on_all_ranks(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
@@ -193,6 +194,7 @@ def test_splits_of_splits_have_the_ranks_of_mpi_and_work_with_their_parents_at_o
     assert report(layout)["wrong splits"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [LOCAL[1], NODES[1]], ids=str)
 def test_asynchronous_calls_need_mpi_for_many_threads_only_between_nodes(
     job: Job, layout: Layout

@@ -122,6 +122,7 @@ def do_collectives_near(seat: Seat, folder: str, nics: list[int]) -> tuple[list[
         return results(part), part.metrics().inter_bytes_sent > 0
 
 
+@pytest.mark.long
 def test_the_rank_near_the_adapter_carries_what_goes_between_nodes(
     ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -217,6 +218,7 @@ def test_a_killed_rank_is_named_on_all_nodes(tmp_path: Path, layout: str, victim
             assert when - fell < DETECTED_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("layout", "stopped"), [("1+1", 0), ("2+1", 0), ("2+1", 1), ("2+1", 2)])
 def test_a_stopped_rank_is_named_on_all_nodes(tmp_path: Path, layout: str, stopped: int) -> None:
     """Deadlines pass on all nodes at about the same time, but only one knows whose fault it is: it

@@ -86,6 +86,7 @@ def until_lost(seat: Seat, where: str, size: int, nccl: bool, nodes: list[int] |
         return error, passed_s, bool(np.isin(values, [0, 1]).any())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("nccl", "nodes"),
     [(False, None), (True, None), (False, [0, 0, 1, 1]), (True, [0, 0, 1, 1])],
@@ -172,6 +173,7 @@ def differing(seat: Seat, where: str, nccl: bool) -> Any:
     return None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nccl", [False, True])
 def test_calls_that_differ(nccl: bool) -> None:
     with Ranks(2) as ranks:
@@ -237,6 +239,7 @@ def aborting(seat: Seat, where: str, nccl: bool) -> Any:
     return time.monotonic() - began, str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nccl", [False, True], ids=["host memory", "NCCL"])
 def test_abort_ends_what_waits_on_the_device(nccl: bool) -> None:
     with Ranks(2) as ranks:
@@ -262,6 +265,7 @@ def closing_alone(seat: Seat, where: str) -> None:
     seat.tell("closed")
 
 
+@pytest.mark.long
 def test_close_waits_for_nobody() -> None:
     with Ranks(2) as ranks:
         ranks.start(closing_alone, meeting_point())
@@ -292,6 +296,7 @@ def forked(seat: Seat, where: str) -> tuple[int, str]:
     return status, text
 
 
+@pytest.mark.long
 def test_a_forked_child_is_refused() -> None:
     with Ranks(2) as ranks:
         for status, text in ranks.run(forked, meeting_point()):
@@ -404,6 +409,7 @@ def counted(seat: Seat, where: str, nccl: bool, nodes: list[int] | None, size: i
     return during, sent, (left.streams_live - streams, left.events_live, left.registered_bytes_live)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("nccl", "nodes", "copied", "between"),
     [

@@ -95,6 +95,7 @@ def do_differ(seat: Seat, path: str) -> str:
     return "no error"
 
 
+@pytest.mark.long
 def test_shared_against_empty_reads_differently() -> None:
     with Ranks(2) as ranks:
         lines = ranks.run(do_differ, meeting_point())

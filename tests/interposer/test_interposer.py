@@ -78,6 +78,7 @@ def test_results_equal_mpi_for_integers_and_the_promised_order_for_floats(
     assert calls(run(np, "results", "1024")) == (EXPECTED_TAKEN, EXPECTED_CALLS - EXPECTED_TAKEN)
 
 
+@pytest.mark.long
 def test_everything_but_empty_calls_is_taken_when_asked_for(run: Run) -> None:
     done = run(3, "results", "0", env={"HSGD_MIN_BYTES": "0"})
     assert calls(done) == (EXPECTED_CALLS - 4 * 11, 4 * 11)
@@ -98,6 +99,7 @@ def test_what_is_not_ours_passes_through(run: Run, np: int) -> None:
     assert calls(run(np, "passing", *mistakes)) == (0, 28 + 20 * len(mistakes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("np", [2, 3])
 def test_communicators_come_and_go_without_a_trace(run: Run, np: int) -> None:
     # On all of them, short as their lives are; rank 0 is alone in one.
@@ -111,6 +113,7 @@ def test_two_threads_reduce_on_two_communicators(run: Run) -> None:
 # --- the other collectives ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("np", [2, 3, 4])
 def test_every_collective_equals_mpi_when_ranks_use_datatypes_of_their_own(
     run: Run, np: int
@@ -119,6 +122,7 @@ def test_every_collective_equals_mpi_when_ranks_use_datatypes_of_their_own(
     assert_almost_all_taken(run(np, "collectives", "300", str(np), "1", "mixed", env=env))
 
 
+@pytest.mark.long
 def test_every_collective_equals_mpi_where_some_calls_pass_through(run: Run) -> None:
     found = taken_and_passed(run(3, "collectives", "300", "7", "1", "alike"))
     assert found.keys() == NAMES
@@ -126,6 +130,7 @@ def test_every_collective_equals_mpi_where_some_calls_pass_through(run: Run) -> 
     assert all(taken > 1 and passed > 1 for taken, passed in found.values()), found
 
 
+@pytest.mark.long
 def test_two_threads_make_any_collective_on_their_own_communicators(run: Run) -> None:
     env = {"HSGD_MIN_BYTES": "0"}
     assert_almost_all_taken(run(2, "collectives", "200", "5", "2", "mixed", env=env))
@@ -216,6 +221,7 @@ def test_fault_tolerant_programs_see_the_same_error_classes(
     assert ("hsgd: error: allreduce" in done.stderr) == interposed
 
 
+@pytest.mark.long
 def test_a_rank_that_lives_is_no_failed_process(
     cluster: Callable[..., Cluster], programs: Path
 ) -> None:
@@ -273,6 +279,7 @@ def assert_flat_with_a_line_of_each_rank(done: subprocess.CompletedProcess[str],
         assert f"{preload.engine().name} is missing, which the MPI of this program" in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["results", "progress", "threads"])
 def test_a_program_goes_on_with_plain_mpi_where_the_engine_does_not_load(
     run: Run, alone: Path, program: str
@@ -283,6 +290,7 @@ def test_a_program_goes_on_with_plain_mpi_where_the_engine_does_not_load(
     assert_flat_with_a_line_of_each_rank(done, 2)
 
 
+@pytest.mark.long
 def test_a_program_with_an_older_cpp_runtime_goes_on_with_plain_mpi(
     run: Run, tmp_path: Path
 ) -> None:
@@ -348,12 +356,14 @@ def test_ranks_with_different_settings_stay_with_mpi_and_say_so(run: Run) -> Non
     assert done.stdout == "3.0 taken 0\n"
 
 
+@pytest.mark.long
 def test_a_rank_that_never_comes_is_an_error_and_not_a_hang(run: Run) -> None:
     done = run(2, "missing_rank", env={"HSGD_TIMEOUT_S": "2"})
     assert done.returncode != 0
     assert "set-up over MPI: not all of 2 ranks began it within 2 s" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", [(2,), (0,), (0, 1)], ids=str)
 def test_ranks_that_come_late_are_waited_for_with_a_warning(
     run: Run, late: tuple[int, ...]
@@ -371,6 +381,7 @@ def test_ranks_that_come_late_are_waited_for_with_a_warning(
     assert any(re.search(text, line) for line in output), output
 
 
+@pytest.mark.long
 def test_a_late_rank_is_named_on_its_node_where_ranks_alternate_between_nodes(
     cluster: Callable[..., Cluster], programs: Path
 ) -> None:
@@ -407,6 +418,7 @@ def test_a_deadline_of_the_user_holds_for_a_rank_that_comes_late(run: Run) -> No
     assert "error: set-up over MPI: not all of 2 ranks began it within 1 s" in done.stderr
 
 
+@pytest.mark.long
 def test_communicators_for_which_descriptors_are_missing_stay_with_mpi(run: Run) -> None:
     done = run(2, "few_descriptors", env={"HSGD_MIN_BYTES": "0"})
     assert done.returncode == 0, done.stderr
@@ -455,6 +467,7 @@ def test_one_rank_on_each_node_stays_with_mpi(cluster: Callable[..., Cluster]) -
     assert done.stderr.count("took the two-level path, 1 with 0.012 MB passed through") == 2
 
 
+@pytest.mark.long
 def test_what_simulation_shows_behind_on_many_nodes_stays_with_mpi(
     cluster: Callable[..., Cluster],
 ) -> None:

@@ -45,6 +45,7 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> InstalledMpi:
     return installed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("abi", WRAPPERS)
 @pytest.mark.parametrize(
     ("program", "words", "expected"),

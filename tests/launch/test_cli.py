@@ -201,6 +201,7 @@ def test_run_ends_with_the_exit_code_of_the_job(site: SiteCopy) -> None:
     assert site.hsgd("run", "-np", "2", "sh", "-c", "exit 7").returncode == 7
 
 
+@pytest.mark.long
 def test_info_names_the_remedy_of_what_stops_use(damaged: SiteCopy) -> None:
     done = damaged.hsgd("info")
     assert done.returncode == 1
@@ -209,6 +210,7 @@ def test_info_names_the_remedy_of_what_stops_use(damaged: SiteCopy) -> None:
     assert "HSGD_ONESHOT_BYTES" in done.stdout
 
 
+@pytest.mark.long
 def test_info_reports_the_layout_of_a_job_once(tmp_path: Path) -> None:
     copy = SiteCopy.make(tmp_path / "site")
     copy.compile_counting_interposer()
@@ -253,6 +255,7 @@ def test_the_installed_hsgd_tells_its_version() -> None:
     assert installed("--version").stdout.startswith("hsgd 0.")
 
 
+@pytest.mark.long
 def test_info_finds_nothing_that_stops_use_of_the_installed_hsgd() -> None:
     done = installed("info")
     assert done.returncode == 0, done.stdout

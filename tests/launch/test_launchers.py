@@ -213,6 +213,7 @@ hvd.shutdown()
 """
 
 
+@pytest.mark.long
 def test_a_loader_before_init_of_an_elastic_job_is_refused(tmp_path: Path, folder: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(ELASTIC)

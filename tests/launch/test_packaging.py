@@ -114,6 +114,7 @@ def test_this_installation_carries_the_start_up_hook() -> None:
     assert {file.name for file in files} >= HOOK_FILES
 
 
+@pytest.mark.long
 def test_a_wheel_holds_every_module_and_library_and_nothing_else(wheel: Path) -> None:
     names = names_in(wheel)
     modules = {f"hsgd/{p.relative_to(ROOT / 'hsgd')}" for p in (ROOT / "hsgd").rglob("*.py")}
@@ -130,6 +131,7 @@ def test_a_wheel_holds_every_module_and_library_and_nothing_else(wheel: Path) ->
     ]
 
 
+@pytest.mark.long
 def test_an_installed_wheel_hooks_the_start_and_an_uninstall_removes_all(
     wheel: Path, environment: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_an_installed_wheel_hooks_the_start_and_an_uninstall_removes_all(
     assert run(environment, "-c", code).stdout.strip() == "[]"
 
 
+@pytest.mark.long
 def test_without_an_mpi_the_build_says_so_and_leaves_the_mpi_parts_out(tmp_path: Path) -> None:
     created, output = build_wheel(tmp_path, HSGD_BUILD_WITHOUT_MPI="1")
     assert "without the MPI parts" in output
@@ -151,6 +154,7 @@ def test_without_an_mpi_the_build_says_so_and_leaves_the_mpi_parts_out(tmp_path:
     assert natives == NATIVES
 
 
+@pytest.mark.long
 def test_an_mpi_that_does_not_answer_stops_the_build(tmp_path: Path) -> None:
     """pip shows nothing of a build that succeeds, so that nobody would see what is missing."""
     (tmp_path / "none").mkdir()

@@ -63,6 +63,7 @@ def test_a_window_over_mpi_alone_keeps_the_same_promises(mpirun: Job) -> None:
     assert json.loads(done.stdout) == NAMES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hosts", "network"),
     [("node1:1,node2:1", "mpi"), ("node1:2,node2:1", "mpi"), ("node1:2,node2:1", "sockets")],
@@ -192,6 +193,7 @@ def open_the_window(seat: Seat, path: str) -> tuple[list[tuple[str, int]], int]:
     return list(listening() - before), len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.long
 def test_a_thousand_silent_strangers_take_no_files_and_keep_nobody_out() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2 * STRANGERS), hard))
@@ -213,6 +215,7 @@ def test_a_thousand_silent_strangers_take_no_files_and_keep_nobody_out() -> None
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.long
 def test_a_rank_that_stalls_on_another_node_ends_waits_and_writes_in_time(
     cluster: Callable[..., Cluster],
 ) -> None:
@@ -383,6 +386,7 @@ def two_threads_write_one_slot(seat: Seat, path: str) -> str:
     return line
 
 
+@pytest.mark.long
 def test_a_wait_in_vain_does_not_let_an_older_version_follow_a_later_one() -> None:
     with Ranks(2) as pool:
         line, _ = pool.run(two_threads_write_one_slot, meeting_point())
@@ -483,6 +487,7 @@ def test_other_calls_with_values_that_cannot_work_are_refused_in_words(
         getattr(window, name)(*values)
 
 
+@pytest.mark.long
 def test_a_communicator_keeps_nothing_of_windows_that_are_gone() -> None:
     def make(count: int) -> None:
         for _ in range(count):

@@ -110,6 +110,7 @@ def try_shapes(seat: Seat, path: str, size: int) -> None:
         check_same(every, torch.arange(float(size)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
 def test_gradients_are_those_of_all_losses(ranks: Ranks, backend: str | None) -> None:
     ranks.run(differentiate, meeting_point(), backend, on=range(2), limit_s=COMPILED_S)
@@ -150,6 +151,7 @@ def numeric_gradient(comm: Comm, loss: object, x: Tensor) -> Tensor:
     return found
 
 
+@pytest.mark.long
 def test_compiled_programs_have_the_operators_in_their_graph(ranks: Ranks) -> None:
     ranks.run(compile_all, meeting_point(), on=range(2), limit_s=COMPILED_S)
 
@@ -198,6 +200,7 @@ def inner_targets(program: Callable[[Tensor], object], x: Tensor) -> list[str]:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_what_nobody_reads_is_sent_all_the_same(ranks: Ranks, backend: str) -> None:
     assert ranks.run(leave_unread, meeting_point(), backend, on=range(2), limit_s=COMPILED_S) == [
@@ -306,6 +309,7 @@ def refuse(seat: Seat, path: str) -> None:
         operators.group(comm)
 
 
+@pytest.mark.long
 def test_a_communicator_that_nobody_refers_to_goes(ranks: Ranks) -> None:
     ranks.run(drop, on=range(1))
 
@@ -324,6 +328,7 @@ def drop(seat: Seat) -> None:
     assert max(counts[5:]) - min(counts[5:]) < 5, counts
 
 
+@pytest.mark.long
 def test_open_calls_keep_their_arrays(ranks: Ranks) -> None:
     ranks.run(drop_with_open_calls, meeting_point(), on=range(2))
 
@@ -368,6 +373,7 @@ def wait_with_a_thread(seat: Seat, path: str) -> None:
         assert counted > 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_ctrl_c_ends_the_wait(kind: str) -> None:
     with Ranks(2) as pool:

@@ -72,6 +72,7 @@ def run_program(text: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("access", ["string_at(p, 1)", "memset(p, 0, 1)", "string_at(p + 4095, 1)"])
 def test_the_host_cannot_touch_device_memory(access: str) -> None:
     run = run_program(f"import ctypes\np = s.alloc(4096)\nctypes.{access}")

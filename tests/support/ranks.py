@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import itertools
 import multiprocessing
 import os
@@ -266,6 +267,7 @@ def _portable(error: BaseException) -> BaseException:
 
 def _serve(seat: Seat) -> None:
     """The loop of a rank's process."""
+    gc.freeze()  # what the fork server had loaded
     faulthandler.enable()
     # A shell lets its background jobs ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,8 +1,9 @@
 """Which tests are long: `make test` runs a short form of them, and targets of their own the rest.
 
-Long tests bear one of the marks chaos, torch, bench and suites, of `make chaos`, `make test-torch`,
-`make test-bench` and `make suites`. What needs a GPU, and fails without one, bears the mark gpu, of
-`make test-gpu`. Plain pytest runs everything.
+Long tests bear one of the marks long, chaos, torch, bench and suites, of `make test-long`,
+`make chaos`, `make test-torch`, `make test-bench` and `make suites`; those that need Horovod itself
+bear the mark long. What needs a GPU, and fails without one, bears the mark gpu, of `make test-gpu`.
+Plain pytest runs everything.
 """
 
 from __future__ import annotations

@@ -222,6 +222,7 @@ def test_mpirun_starts_from_a_node_as_well(cluster: MakeCluster) -> None:
     assert sorted(done.stdout.split()) == ["node1", "node2"], done.stderr
 
 
+@pytest.mark.long
 def test_plain_horovodrun_runs_over_two_nodes(cluster: MakeCluster, tmp_path: Path) -> None:
     script = tmp_path / "allreduce.py"
     script.write_text(HOROVOD)
@@ -231,6 +232,7 @@ def test_plain_horovodrun_runs_over_two_nodes(cluster: MakeCluster, tmp_path: Pa
         assert f"rank {rank} local {rank % 2} 2 {node}" in done.stdout
 
 
+@pytest.mark.long
 def test_a_command_past_its_limit_is_ended_on_all_nodes(cluster: MakeCluster) -> None:
     code = "import time; print('started', flush=True); time.sleep(1000)"
     with pytest.raises(CommandTimeout) as caught:
@@ -304,6 +306,7 @@ def test_clusters_live_side_by_side_and_close_at_once(virtual_nodes: None) -> No
     assert outliving(pids, grace_s=0) == []
 
 
+@pytest.mark.long
 def test_mpirun_outlives_a_cut_link_where_its_daemons_have_a_network_of_their_own(
     virtual_nodes: None, tmp_path: Path
 ) -> None:

@@ -132,6 +132,7 @@ def variants(seat: Seat, path: str, size: int) -> list[str]:
         ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_it_trains_like_one_rank_with_the_whole_batch(ranks: Ranks, size: int) -> None:
     assert on(ranks, size, variants) == [[]] * size
@@ -156,6 +157,7 @@ def compressed(seat: Seat, path: str, size: int) -> None:
         assert close(distributed(hvd, seat.rank, compression=Halved), expected)
 
 
+@pytest.mark.long
 def test_compression_is_of_what_travels_only(ranks: Ranks) -> None:
     on(ranks, 2, compressed)
 
@@ -234,6 +236,7 @@ def scaled(seat: Seat, path: str, size: int) -> None:
         assert torch.equal(weights[0], weights[1])
 
 
+@pytest.mark.long
 def test_a_gradient_scaler_skips_the_same_steps_on_all_ranks(ranks: Ranks) -> None:
     on(ranks, 2, scaled)
 
@@ -379,6 +382,7 @@ def in_a_set(seat: Seat, path: str, size: int) -> None:
         assert model.weight.item() == 1 - 2 * (1 if seat.rank != 1 else seat.rank)
 
 
+@pytest.mark.long
 def test_a_process_set_trains_by_itself(ranks: Ranks) -> None:
     on(ranks, 3, in_a_set)
 
@@ -407,6 +411,7 @@ def compiled(seat: Seat, path: str, size: int) -> None:
         assert close(model, twin)
 
 
+@pytest.mark.long
 def test_a_compiled_model() -> None:
     with Ranks(2) as pool:  # torch.compile leaves semaphores until its process ends
         on(pool, 2, compiled)
@@ -435,6 +440,7 @@ def scheduled_and_saved(seat: Seat, path: str, size: int) -> None:
         assert early.get_last_lr() == [1.0]
 
 
+@pytest.mark.long
 def test_schedulers_hooks_and_state_dicts_see_an_optimizer(ranks: Ranks) -> None:
     on(ranks, 2, scheduled_and_saved)
 
@@ -454,6 +460,7 @@ def other_models(seat: Seat, path: str, size: int) -> None:
             train()
 
 
+@pytest.mark.long
 def test_different_models_are_told_by_parameter(ranks: Ranks) -> None:
     on(ranks, 2, other_models)
 
@@ -501,6 +508,7 @@ def overlapping(seat: Seat, path: str, size: int) -> list[int]:
         return launched
 
 
+@pytest.mark.long
 def test_buckets_start_while_backward_runs(ranks: Ranks) -> None:
     # A gradient of a layer's output comes before that of its weight, and a bucket starts with the
     # next gradient: hooks of the script act on its own first.
@@ -610,6 +618,7 @@ def train_elastically(seat: Seat, path: str, size: int, strategy: str) -> Any:
         return report, [parameter.detach().tolist() for parameter in net.parameters()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["easgd_async", "easgd_hybrid"])
 def test_elastic_averaging_is_reached_by_its_strategies(ranks: Ranks, strategy: str) -> None:
     reports = on(ranks, 2, train_elastically, strategy)
@@ -648,6 +657,7 @@ def train_by_hand(seat: Seat, path: str, size: int) -> list[list[float]]:
         return [parameter.flatten().tolist() for parameter in net.parameters()]
 
 
+@pytest.mark.long
 def test_parameters_are_shared_by_hand(ranks: Ranks) -> None:
     first, second = on(ranks, 2, train_by_hand)
     assert first == second
@@ -710,6 +720,7 @@ def train_embedding(seat: Seat, path: str, size: int, node_shared: bool) -> list
         return rows
 
 
+@pytest.mark.long
 def test_node_shared_parameters_take_sparse_gradients_as_dense_ones(ranks: Ranks) -> None:
     shared = on(ranks, 2, train_embedding, True)
     assert shared == on(ranks, 2, train_embedding, False)

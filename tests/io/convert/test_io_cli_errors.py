@@ -161,6 +161,7 @@ def test_bench_reads_what_torch_has_no_type_for(hsgd_data, tmp_path):
     assert hsgd_data("bench", tmp_path / "a.h5")[0] == 0
 
 
+@pytest.mark.long
 def test_a_damaged_hdf5_file_of_any_kind_is_an_error_of_one_line(hsgd_data, tmp_path):
     with h5py.File(tmp_path / "good.h5", "w") as file:
         file["number"] = np.arange(40)
@@ -225,6 +226,7 @@ convert()
 """
 
 
+@pytest.mark.long
 def test_a_full_or_read_only_file_system_is_told_and_nothing_is_left(virtual_nodes, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(40_000.0))
     (tmp_path / "disk").mkdir()
@@ -265,6 +267,7 @@ sys.exit(cli.main(["data", "convert", *sys.argv[3:], "--quiet"]))
 """
 
 
+@pytest.mark.long
 def test_ranks_that_are_killed_go_on_together(mpirun, tmp_path):
     pytest.importorskip("mpi4py")
     np.savez(tmp_path / "a.npz", **arrays_of(101))

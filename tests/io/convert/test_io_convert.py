@@ -190,6 +190,7 @@ def test_nested_names_survive(tmp_path):
     assert read_all(tmp_path / "out")["in/deep"].tolist() == list(range(12))
 
 
+@pytest.mark.long
 def test_digits_become_a_stratified_train_and_test_set(tmp_path):
     pytest.importorskip("sklearn")
     folders = convert_to_slabs("digits", tmp_path / "digits")
@@ -397,6 +398,7 @@ except DataError as error:
 """
 
 
+@pytest.mark.long
 def test_ranks_convert_together_to_the_same_samples_as_one(tmp_path, mpirun):
     pytest.importorskip("mpi4py")
     np.savez(tmp_path / "a.npz", **arrays_of(101))

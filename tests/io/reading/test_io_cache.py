@@ -51,6 +51,7 @@ def read_epochs(seat, folder, path, epochs, options):
     return numbers, stats
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shuffle", ["block", "slabs", "none", "full"])
 def test_each_slab_is_read_once_by_one_rank_of_the_node(pool, original, shuffle):
     options = {"shuffle": shuffle, "cache_bytes": 1 << 20}

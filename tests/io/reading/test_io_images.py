@@ -377,6 +377,7 @@ def test_encoded_and_image_size_do_not_go_together(tmp_path):
         convert_to_slabs(write_folder(tmp_path / "a"), tmp_path / "b", image_size=8, encoded=True)
 
 
+@pytest.mark.long
 def test_fifty_epochs_need_no_more_memory_than_ten(tmp_path):
     """One image that stays in each epoch, of 32, would be 6 MB of pixels."""
     for number in range(32):

@@ -75,6 +75,7 @@ def assert_samples_are_whole(found):
         np.testing.assert_array_equal(values, everything[name][found["number"]])
 
 
+@pytest.mark.long
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -223,12 +224,14 @@ def test_as_numpy_gives_arrays(folder):
     assert all(type(values) is np.ndarray for values in batch.values())
 
 
+@pytest.mark.long
 def test_big_endian_fields_arrive_in_native_order(tmp_path):
     path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(30, dtype=">f4").reshape(10, 3)})
     found = collect(loader_of(path, 4, shuffle="none"))["x"]
     assert found.ravel().tolist() == list(range(30))
 
 
+@pytest.mark.long
 def test_types_that_torch_does_not_know_are_refused_at_once(tmp_path):
     path = write_hdf5(tmp_path / "a.h5", {"x": np.zeros(4, np.longdouble)})
     with pytest.raises(TypeError, match=r"'x' has dtype .*as_numpy=True"):
@@ -236,11 +239,13 @@ def test_types_that_torch_does_not_know_are_refused_at_once(tmp_path):
     assert len(list(loader_of(path, 2, as_numpy=True))) == 2
 
 
+@pytest.mark.long
 def test_fields_can_be_chosen(folder):
     (batch, *_) = loader_of(folder, 8, fields=["pixels", "number"])
     assert list(batch) == ["pixels", "number"]
 
 
+@pytest.mark.long
 def test_breaking_off_ends_the_thread(folder):
     for _ in loader_of(folder, 1, read_ahead=1, threads=3, **TINY):
         assert reading_threads()
@@ -249,6 +254,7 @@ def test_breaking_off_ends_the_thread(folder):
     assert reading_threads() == []
 
 
+@pytest.mark.long
 def test_close_ends_an_iteration_that_somebody_still_holds(folder):
     iteration = iter(loader_of(folder, 1, read_ahead=1))
     next(iteration)
@@ -257,6 +263,7 @@ def test_close_ends_an_iteration_that_somebody_still_holds(folder):
     assert list(iteration) == []
 
 
+@pytest.mark.long
 def test_an_error_in_the_loop_ends_the_thread(folder):
     def train():
         for _ in loader_of(folder, 1, read_ahead=1):
@@ -266,6 +273,7 @@ def test_an_error_in_the_loop_ends_the_thread(folder):
         train()
 
 
+@pytest.mark.long
 def test_two_iterations_at_once_do_not_disturb_each_other(folder):
     loader = loader_of(folder, 8, **TINY)
     pairs = [
@@ -274,6 +282,7 @@ def test_two_iterations_at_once_do_not_disturb_each_other(folder):
     assert all(a == b for a, b in pairs)
 
 
+@pytest.mark.long
 def test_threads_that_stop_helping_and_start_again_lose_no_sample(folder, monkeypatch):
     draw = random.Random(0)
     adapt = Filler._want_threads
@@ -360,6 +369,7 @@ def test_a_file_system_that_hangs_is_reported_after_the_timeout(folder, monkeypa
         thread.join(60)
 
 
+@pytest.mark.long
 def test_a_forgotten_iterator_does_not_keep_the_interpreter_from_ending(folder):
     script = (
         "import sys\n"
@@ -375,6 +385,7 @@ def test_a_forgotten_iterator_does_not_keep_the_interpreter_from_ending(folder):
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+@pytest.mark.long
 def test_a_pickled_loader_reads_the_same_elsewhere(folder):
     loader = loader_of(folder, 8, 1, 2, seed=4, as_numpy=True)
     loader.set_epoch(3)
@@ -384,6 +395,7 @@ def test_a_pickled_loader_reads_the_same_elsewhere(folder):
         assert pool.apply(numbers, (loader,)) == expected
 
 
+@pytest.mark.long
 def test_a_pickled_loader_refuses_files_that_changed(folder):
     data = pickle.dumps(loader_of(folder, 8))
     os.utime(folder / "slab-00000.h5", ns=(1, 1))
@@ -409,6 +421,7 @@ def in_fork(action):
     return pickle.loads(data)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("options", [{}, {"chunks": (7,)}])
 def test_a_forked_child_reads_by_itself_while_the_parent_goes_on(tmp_path, options):
@@ -464,6 +477,7 @@ def test_bad_options_are_refused_at_once(folder, options):
         loader_of(folder, **{"batch_size": 8, **options})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("epoch", "error"), [(-1, ValueError), (1.5, TypeError)])
 def test_a_bad_epoch_is_refused_and_the_old_one_stays(folder, epoch, error):
     loader = loader_of(folder, 8)
@@ -475,6 +489,7 @@ def test_a_bad_epoch_is_refused_and_the_old_one_stays(folder, epoch, error):
     assert numbers(loader) == expected
 
 
+@pytest.mark.long
 def test_importing_the_package_loads_neither_h5py_nor_torch(tmp_path):
     script = (
         "import sys, hsgd.io, hsgd.io.loader, hsgd.io.cli\n"
@@ -489,6 +504,7 @@ def test_importing_the_package_loads_neither_h5py_nor_torch(tmp_path):
     assert done.stdout == "[]\nTrue\n"
 
 
+@pytest.mark.long
 def test_with_ends_the_iterations_that_run_and_the_loader_can_be_used_again(folder):
     with loader_of(folder, 1, as_numpy=True, threads=2) as loader:
         iteration = iter(loader)

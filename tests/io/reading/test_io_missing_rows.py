@@ -314,6 +314,7 @@ HOSTILE = {
 _LOADER = "import sys; from hsgd.io import PartitionedLoader as L; L(sys.argv[1], 4, 0, 1)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", HOSTILE, ids=lambda make: make.__name__)
 def test_circles_and_pipes_are_refused_before_hdf5_reads(tmp_path, make):
     """In processes of their own: HDF5 would end them, or wait for ever."""

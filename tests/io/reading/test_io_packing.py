@@ -232,6 +232,7 @@ def read_cached(seat, folder, path):
     ]
 
 
+@pytest.mark.long
 def test_windows_come_out_of_the_memory_of_the_node(pool, stored):
     found = pool.run(read_cached, stored, meeting_point())
     seen = [n for batches, _ in found for batch in batches for n in check(batch, stored, 10)]

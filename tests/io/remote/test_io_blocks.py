@@ -282,6 +282,7 @@ def test_a_folder_that_cannot_be_used_is_only_warned_of_where_it_is_not_required
     assert not files.keeps and present(files) == []
 
 
+@pytest.mark.long
 def test_threads_and_objects_share_a_folder(folder):
     failed = []
 
@@ -315,6 +316,7 @@ def bytes_in_or_moving(folder):
     return sum(sizes.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attempt", short_form("chaos", range(20), keep=10))
 def test_processes_that_are_killed_leave_whole_blocks(folder, attempt):
     seed = time.time_ns() + attempt

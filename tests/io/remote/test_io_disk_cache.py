@@ -143,6 +143,7 @@ def read_with_node_memory(seat, url, cache, point):
     return collect(loader)["number"].tolist(), loader.metrics()
 
 
+@pytest.mark.long
 def test_the_memory_of_a_node_is_filled_from_the_disk(server, cache):
     list(make(f"{server.url}/plain", cache))
     server.requests.clear()
@@ -270,6 +271,7 @@ def test_a_full_disk_is_one_warning_and_the_data_comes(server, home, cache):
     assert not blocks_of(cache)
 
 
+@pytest.mark.long
 def test_few_descriptors_are_enough_for_many_slabs(tmp_path, cache):
     make_slabs(tmp_path / "many", 200, 100)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -312,6 +314,7 @@ for epoch in range(int(sys.argv[5])):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attempt", short_form("chaos", range(20), keep=[0]))
 def test_processes_at_once_and_killed_ones_leave_right_samples(server, home, cache, attempt):
     seed = time.time_ns() + attempt

@@ -172,6 +172,7 @@ def test_parts_that_fail_for_a_while_are_sent_again(server, large, status, code)
     assert stored() == expected(large)
 
 
+@pytest.mark.long
 def test_parts_that_were_left_a_day_ago_are_removed(server, large):
     server.begun -= datetime.timedelta(days=1)
     client = s3_client().client
@@ -184,6 +185,7 @@ def test_parts_that_were_left_a_day_ago_are_removed(server, large):
     assert [each["Key"] for each in left] == ["some/data/slab-00000.h5-of-others"]
 
 
+@pytest.mark.long
 def test_two_may_send_the_same_at_once(server, large):
     """The second begins when the first has sent a part of a file, and ends before it."""
     begun, other_ended = threading.Event(), threading.Event()
@@ -236,6 +238,7 @@ def test_what_will_not_get_better_is_not_sent_again(server, folder, status, code
     assert server.sent("PUT").count("/bucket/some/data/slab-00000.h5") == 1
 
 
+@pytest.mark.long
 def test_without_credentials_an_error_says_so(server, folder, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -369,6 +372,7 @@ def test_what_is_no_slab_folder_is_not_sent(server, folder, tmp_path):
     assert not server.requests
 
 
+@pytest.mark.long
 def test_the_commands_convert_and_send(server, tmp_path, capsys):
     np.savez(tmp_path / "x.npz", x=np.arange(100))
     arguments = ["data", "convert", str(tmp_path / "x.npz"), str(tmp_path / "dst")]
@@ -379,6 +383,7 @@ def test_the_commands_convert_and_send(server, tmp_path, capsys):
     assert re.search(r"0 objects sent, 0 B; 17 were there", capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_both_parts_of_digits_are_sent(server, tmp_path):
     arguments = ["data", "convert", "digits", str(tmp_path / "dst"), "--quiet", "--slabs", "2"]
     assert main([*arguments, "--to", f"{URL}/"]) == 0

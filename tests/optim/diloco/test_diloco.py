@@ -131,6 +131,7 @@ def test_it_is_the_formula_of_the_papers(
             assert np.abs(a - b).max() <= 1e-6 * max(1.0, np.abs(b).max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compression", ["bfloat16", "int8", "topk", TopK(0.2, 16, 0.95), Int8(8)])
 def test_compressed_pseudo_gradients_lead_to_the_same_place(
     pools: Callable[[int], Ranks], compression: Any
@@ -331,6 +332,7 @@ def train_and_save(
     return net_state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compression", [None, "int8", "topk"])
 def test_a_saved_run_goes_on_bit_for_bit(pools: Callable[[int], Ranks], compression: Any) -> None:
     options = {"sync_every": 6, "fragments": 2, "delay": 4, "compression": compression}

@@ -238,6 +238,7 @@ def test_a_group_is_one_worker_with_the_mean_gradient(one_step: Any, pull: float
     assert [workers for *_, workers in reports] == [1, 1]
 
 
+@pytest.mark.long
 def test_groups_are_equal_within_and_only_their_first_ranks_exchange() -> None:
     with Ranks(4) as pool:
         reports = pool.run(train_in_groups, meeting_point(), 4, 2)
@@ -284,6 +285,7 @@ def train_partly(seat: Seat, path: str, size: int, mode: str) -> Any:
         return model.state_dict(), centre, kept
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["async", "hybrid"])
 def test_statistics_of_batch_norm_are_averaged_and_unused_parameters_stay(mode: str) -> None:
     with Ranks(2) as pool:

@@ -34,6 +34,7 @@ def at_random(seat: Seat, path: str, size: int, asks: int) -> dict[str, Any]:
     return average_at_random(seat.comm(path, size), asks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", short_form("chaos", [2, 3, 5, 8], keep=[1]))
 def test_25_000_exchanges_at_random_neither_lock_nor_change_the_sum(
     pools: Callable[[int], Ranks], size: int
@@ -51,11 +52,13 @@ def leave_early(seat: Seat, path: str, size: int) -> dict[str, Any]:
     return average_at_random(seat.comm(path, size), 100 + 300 * seat.rank, stay=False)
 
 
+@pytest.mark.long
 def test_ranks_that_leave_early_take_their_half_along(pools: Callable[[int], Ranks]) -> None:
     outcomes = pools(3).run(leave_early, meeting_point(), 3)
     assert conserved(outcomes) and outcomes[2]["lost"] == [0, 1]
 
 
+@pytest.mark.long
 def test_over_mpi_the_sum_is_the_same(mpirun: Callable[..., Any]) -> None:
     done = mpirun(3, PROGRAM, "300")
     assert done.returncode == 0, done.stderr
@@ -251,6 +254,7 @@ def test_two_peers_that_stand_still_leave_a_lane_for_the_third() -> None:
     assert ends[0][1] >= 10 <= ends[1][1] and sum(end[0] for end in ends) == 0 + 1 + 2 + 3
 
 
+@pytest.mark.long
 def test_a_stalled_rank_on_another_node_is_waited_for_by_nobody_and_then_takes_part(
     cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
@@ -262,6 +266,7 @@ def test_a_stalled_rank_on_another_node_is_waited_for_by_nobody_and_then_takes_p
         assert report["averages"] >= AVERAGES and 2 in report["open"] and not report["lost"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["killed", "killed-asking"])
 def test_a_killed_rank_on_another_node_is_left_out(
     cluster: Callable[..., Cluster], tmp_path: Path, how: str
