@@ -21,7 +21,7 @@ from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
 from hsgd.closing import Closing, program_failed, wait_for_tellers
 from hsgd.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.config import Config
-from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra, PeerLost
+from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra, PeerLost, about
 from hsgd.handle import Handle
 from hsgd.job import agent_link, ending, launcher_variables, torchrun
 from hsgd.job.board import Board
@@ -430,6 +430,36 @@ class Comm(Closing):
         packed = np.frombuffer(pickle.dumps(mine), np.uint8)
         reader = io.BytesIO(self.allgather(packed, name=name).tobytes())
         return [pickle.load(reader) for _ in range(self.size)]  # each knows its end
+
+    def broadcast_object(self, mine: Any, root: int = 0, name: str | None = None) -> Any:
+        """Return the root's object on all ranks; collective, blocking.
+
+        mine: what pickle takes, as for allgather_object; used on the root alone, which gets it back
+        as it is. root: rank whose object is sent. name: compared between ranks and shown in errors.
+        Raises as broadcast; what pickle does on the root, and HsgdError with its text on others.
+        """
+        import pickle
+
+        import numpy as np
+
+        failure: Exception | None = None
+        packed = b""
+        if self.rank == root:
+            try:
+                packed = pickle.dumps(mine)
+            except Exception as error:  # of whatever kind: the others wait for the root
+                failure, packed = error, pickle.dumps(str(error))
+        facts = np.array([len(packed), failure is not None], np.int64)
+        size, failed = self.broadcast(facts, root, name).tolist()
+        data = bytearray(packed) if self.rank == root else bytearray(size)
+        self.broadcast(data, root, name)
+        if failure is not None:
+            raise failure
+        given = mine if self.rank == root else pickle.loads(data)
+        if failed:
+            words = f"broadcast_object: rank {root} cannot send its object: {given}"
+            raise about(root, HsgdError(words))
+        return given
 
     def allgather_async(
         self, array: Array, out: Array | None = None, name: str | None = None
