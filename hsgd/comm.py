@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import forked, mpi_abi
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
-from hsgd.closing import Closing, program_failed, wait_for_tellers
+from hsgd.closing import (
+    Closing,
+    describe_failure,
+    failing_with,
+    program_failed,
+    wait_for_tellers,
+)
 from hsgd.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra, PeerLost, about
@@ -215,6 +221,7 @@ class Comm(Closing):
         self._place = native.topology()
         forked.watch(self, native)
         self._serial = Comm._serials
+        self._made_during = id(failing_with())  # holds nothing
         self._windows: list[weakref.ref[Any]] = []
         self._before_close: list[Callable[[], object]] = []
         self._device: DeviceComm | None = None
@@ -760,6 +767,7 @@ class Comm(Closing):
         """
         if self._device is not None:
             self._device.leave()
+        self._explain_leaving()
         self._native.leave()
 
     def keep_records(self, capacity: int) -> None:
@@ -786,9 +794,16 @@ class Comm(Closing):
             window is not None and not window.closed for window in windows
         )
 
+    def _explain_leaving(self) -> None:
+        """Have the other ranks told which error this rank leaves by, if it does."""
+        error = failing_with()
+        # A program that handles one all the time, and communicates there, does not leave by it.
+        if error is not None and id(error) != self._made_during:
+            self._native.explain_leaving(describe_failure(error))
+
     def close(self) -> None:
         """Give the shared memory back; local, but collective over MPI. A second call does
-        nothing.
+        nothing. Called while an exception is handled, other ranks that wait are told of that.
 
         Asynchronous calls that are open are finished before, or fail by their deadlines.
         """
@@ -804,6 +819,7 @@ class Comm(Closing):
                 if owner is not None:
                     owner.close()
             self._windows.clear()
+            self._explain_leaving()
             self._native.close()
             if self._frees_mpi:
                 self._frees_mpi = False
