@@ -22,14 +22,21 @@ _DIGEST_BYTES = 7  # what an int64 holds with either sign
 _ABSENT = "absent"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object without words of its own
 _SHOWN = 120  # characters of a value
+_TOLD = "what differs"
 
 
-def agree(comm: Comm, what: str, terms: Callable[[], Mapping[str, object]]) -> None:
+def agree(
+    comm: Comm,
+    what: str,
+    terms: Callable[[], Mapping[str, object]],
+    remedy: str = "give the same on every rank",
+) -> None:
     """Return if all ranks have valid and equal terms; collective, blocking. Takes an allreduce of
     24 bytes, however many terms and ranks there are.
 
     what: is begun, for errors. terms: called once; returns values by name, compared as text, and
-    raises for arguments of this rank that cannot work.
+    raises for arguments of this rank that cannot work. remedy: what to do if terms differ, for
+    errors.
     Raises on all ranks: what terms() raised on the rank that it refused, HsgdError naming that rank
     and its reason on others; SignatureMismatch naming the first term that differs, two ranks and
     both values.
@@ -49,30 +56,31 @@ def agree(comm: Comm, what: str, terms: Callable[[], Mapping[str, object]]) -> N
     if first:
         _raise_refusal(comm, what, comm.size - first, refusal)
     if most != -least:
-        _raise_difference(comm, what, own)
+        _raise_difference(comm, what, own, remedy)
 
 
 def _raise_refusal(comm: Comm, what: str, rank: int, refusal: Exception | None) -> None:
     """Raise this rank's own, or that of `rank`; collective."""
-    line = _told_by(comm, rank, str(refusal).partition("\n")[0].removeprefix(f"{what}: "))
+    line = str(refusal).partition("\n")[0].removeprefix(f"{what}: ")
+    line = comm.broadcast_object(line, rank, _TOLD)
     if refusal is not None:
         raise refusal
     raise about(rank, HsgdError(f"{what}: rank {rank} refused its arguments: {line}"))
 
 
-def _raise_difference(comm: Comm, what: str, own: Mapping[str, str]) -> None:
+def _raise_difference(comm: Comm, what: str, own: Mapping[str, str], remedy: str) -> None:
     """Raise SignatureMismatch about the first rank whose terms are not those of rank 0;
     collective.
     """
-    first = json.loads(_told_by(comm, 0, json.dumps(own)))
+    first: Mapping[str, str] = comm.broadcast_object(own, 0, _TOLD)
     here = [n for n in _merged(own, first) if own.get(n, _ABSENT) != first.get(n, _ABSENT)]
     mine = np.array([comm.rank if here else comm.size], np.int64)
     other = int(comm.allreduce(mine, "min", name=f"who differs in {what}")[0])
-    told = json.dumps([here[0], own.get(here[0], _ABSENT)] if here else [])
-    name, value = json.loads(_told_by(comm, other, told))
+    differing = (here[0], own.get(here[0], _ABSENT)) if here else None
+    name, value = comm.broadcast_object(differing, other, _TOLD)
     error = SignatureMismatch(
         f"{what}: {name} is {value[:_SHOWN]} on rank {other}, {first.get(name, _ABSENT)[:_SHOWN]} "
-        "on rank 0; give the same on every rank"
+        f"on rank 0; {remedy}"
     )
     error.ranks, error.rank = (0, other), other
     raise error
@@ -85,9 +93,3 @@ def _merged(*orders: Mapping[str, str]) -> list[str]:
         for place, name in enumerate(order):
             places[name] = min(place, places.get(name, place))
     return sorted(places, key=lambda name: (places[name], all(name in order for order in orders)))
-
-
-def _told_by(comm: Comm, rank: int, text: str) -> str:
-    """Return that rank's text; collective."""
-    own = text.encode() if comm.rank == rank else b""
-    return comm.allgather(np.frombuffer(own, np.uint8), name="what differs").tobytes().decode()

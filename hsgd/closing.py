@@ -1,7 +1,7 @@
 """Closing: what objects with a close() have in common, and the end of the program.
 
-Owns the with statement, the question whether an error ends the program, and that threads have told
-theirs by then. Imports nothing of hsgd, so that every room may use it.
+Owns the with statement, the question which error ends the program, its words for other ranks, and
+that threads have told theirs by then. Imports nothing of hsgd, so that every room may use it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Closing", "program_failed", "wait_for_tellers"]
+__all__ = ["Closing", "describe_failure", "failing_with", "program_failed", "wait_for_tellers"]
 
 _TOLD_S = 1.0
+_SHOWN = 160  # characters of an error's text
 
 
 class Closing:
@@ -52,6 +53,27 @@ def program_failed() -> bool:
     """
     at_prompt = hasattr(sys, "ps1") or sys.flags.interactive
     return not at_prompt and getattr(sys, "last_type", None) is not None
+
+
+def failing_with() -> BaseException | None:
+    """Return the error that is on its way through the caller, or handled there, or ends the
+    program; None if there is none, or it is an orderly end; local.
+    """
+    error = sys.exc_info()[1]
+    if error is None and program_failed():
+        error = sys.last_value
+    return None if _is_orderly(error) else error
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return an error as others are told it, on one line: "raised ValueError: bad batch"; local."""
+    try:
+        line = " ".join(str(error).split())
+    except Exception:  # of the program's own class
+        line = ""
+    cut = line[:_SHOWN] + "..." * (len(line) > _SHOWN)
+    cut = cut.encode(errors="backslashreplace").decode()  # half characters, as of file names
+    return f"raised {type(error).__name__}" + (f": {cut}" if cut else "")
 
 
 def wait_for_tellers() -> None:

@@ -18,10 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import forked, mpi_abi
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
-from hsgd.closing import Closing, program_failed, wait_for_tellers
+from hsgd.closing import (
+    Closing,
+    describe_failure,
+    failing_with,
+    program_failed,
+    wait_for_tellers,
+)
 from hsgd.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.config import Config
-from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra, PeerLost
+from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra, PeerLost, about
 from hsgd.handle import Handle
 from hsgd.job import agent_link, ending, launcher_variables, torchrun
 from hsgd.job.board import Board
@@ -215,6 +221,7 @@ class Comm(Closing):
         self._place = native.topology()
         forked.watch(self, native)
         self._serial = Comm._serials
+        self._made_during = id(failing_with())  # holds nothing
         self._windows: list[weakref.ref[Any]] = []
         self._before_close: list[Callable[[], object]] = []
         self._device: DeviceComm | None = None
@@ -430,6 +437,36 @@ class Comm(Closing):
         packed = np.frombuffer(pickle.dumps(mine), np.uint8)
         reader = io.BytesIO(self.allgather(packed, name=name).tobytes())
         return [pickle.load(reader) for _ in range(self.size)]  # each knows its end
+
+    def broadcast_object(self, mine: Any, root: int = 0, name: str | None = None) -> Any:
+        """Return the root's object on all ranks; collective, blocking.
+
+        mine: what pickle takes, as for allgather_object; used on the root alone, which gets it back
+        as it is. root: rank whose object is sent. name: compared between ranks and shown in errors.
+        Raises as broadcast; what pickle does on the root, and HsgdError with its text on others.
+        """
+        import pickle
+
+        import numpy as np
+
+        failure: Exception | None = None
+        packed = b""
+        if self.rank == root:
+            try:
+                packed = pickle.dumps(mine)
+            except Exception as error:  # of whatever kind: the others wait for the root
+                failure, packed = error, pickle.dumps(str(error))
+        facts = np.array([len(packed), failure is not None], np.int64)
+        size, failed = self.broadcast(facts, root, name).tolist()
+        data = bytearray(packed) if self.rank == root else bytearray(size)
+        self.broadcast(data, root, name)
+        if failure is not None:
+            raise failure
+        given = mine if self.rank == root else pickle.loads(data)
+        if failed:
+            words = f"broadcast_object: rank {root} cannot send its object: {given}"
+            raise about(root, HsgdError(words))
+        return given
 
     def allgather_async(
         self, array: Array, out: Array | None = None, name: str | None = None
@@ -730,6 +767,7 @@ class Comm(Closing):
         """
         if self._device is not None:
             self._device.leave()
+        self._explain_leaving()
         self._native.leave()
 
     def keep_records(self, capacity: int) -> None:
@@ -756,9 +794,16 @@ class Comm(Closing):
             window is not None and not window.closed for window in windows
         )
 
+    def _explain_leaving(self) -> None:
+        """Have the other ranks told which error this rank leaves by, if it does."""
+        error = failing_with()
+        # A program that handles one all the time, and communicates there, does not leave by it.
+        if error is not None and id(error) != self._made_during:
+            self._native.explain_leaving(describe_failure(error))
+
     def close(self) -> None:
         """Give the shared memory back; local, but collective over MPI. A second call does
-        nothing.
+        nothing. Called while an exception is handled, other ranks that wait are told of that.
 
         Asynchronous calls that are open are finished before, or fail by their deadlines.
         """
@@ -774,6 +819,7 @@ class Comm(Closing):
                 if owner is not None:
                     owner.close()
             self._windows.clear()
+            self._explain_leaving()
             self._native.close()
             if self._frees_mpi:
                 self._frees_mpi = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hsgd import _native
 from hsgd.errors import HsgdError, about
@@ -24,8 +24,7 @@ _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # of NCCL: "1" has ranks share devices
 _CAN_SHARE = 23000  # from this version on, 2.30
 
 
-@dataclass(frozen=True)
-class _Told:
+class _Told(NamedTuple):
     """What a rank has. missing: why it has no NCCL. settings: those that all ranks must share."""
 
     uuid: bytes = b""
@@ -60,7 +59,8 @@ class DeviceLayout:
         settings = config.device_chunk_bytes, config.slots
         may_share = os.environ.get(_SHARING) == "1"
         mine = _Told(uuid, broken, missing, version or 0, may_share, settings)
-        told: list[_Told] = comm.allgather_object(mine, "devices")
+        # As plain tuples, which take a third of the bytes.
+        told = [_Told(*each) for each in comm.allgather_object(tuple(mine), "devices")]
         _raise_if_any([each.broken for each in told])
         for rank, each in enumerate(told):
             if each.settings != told[0].settings:

@@ -265,7 +265,7 @@ def test_a_rank_that_leads_its_node_and_fails_is_named_on_the_other(
     assert any(each.returncode for each in done)
     text = (tmp_path / "0.txt").read_text()
     assert text.startswith("PeerLost: ") and "rank 1 " in text, text
-    assert text.endswith("closed its communicator"), text
+    assert text.endswith("raised RuntimeError: this rank fails"), text
 
 
 if __name__ == "__main__":

@@ -418,6 +418,7 @@ def do_facts(seat: Seat, path: str) -> list[Any]:
     facts += [comm.leaders, counters.calls, counters.payload_bytes, counters.inter_bytes_sent]
     assert comm.nodes == [0, 0]
     assert comm.allgather_object((seat.rank, "x" * seat.rank)) == [(0, ""), (1, "x")]
+    assert comm.broadcast_object({"from": seat.rank}, root=1) == {"from": 1}
     assert counters.total_s >= counters.wait_s and counters.intra_bytes > 0
     assert repr(comm) == f"<hsgd.Comm rank {seat.rank} of 2, node 0 of 1>"
     comm.close()
@@ -461,3 +462,21 @@ def test_counts_beyond_2_to_the_31_arrive_whole(ranks: Ranks) -> None:
     expected = [5, 21, 23, 25, 27, 29, 5]
     found = ranks.run(do_large_count, meeting_point(), on=range(2), limit_s=300)
     assert found == [expected] * 2
+
+
+def do_broadcast_unpicklable(seat: Seat, path: str) -> None:
+    comm = Comm.local(path, seat.rank, 2, CONFIGS["default"])
+    kind, word = (
+        ((TypeError, AttributeError, pickle.PicklingError), "pickle")
+        if seat.rank
+        else (HsgdError, "rank 1 cannot send its object: .*pickle")
+    )
+    with pytest.raises(kind, match=word):
+        comm.broadcast_object(threading.Lock() if seat.rank else None, root=1)
+    comm.barrier()
+    comm.close()
+
+
+def test_an_object_that_the_root_cannot_pickle_keeps_nobody_waiting() -> None:
+    with Ranks(2) as pool:
+        pool.run(do_broadcast_unpicklable, meeting_point())

@@ -242,6 +242,18 @@ def test_a_set_that_is_there_twice_is_refused(ranks: Ranks) -> None:
     on(ranks, 3, twice_the_same_set)
 
 
+def own_sets(seat: Seat, path: str, size: int) -> tuple[int | None, list[int]]:
+    from hsgd.torch.job import runtime
+
+    with job(seat, path, size):
+        job_now = runtime.current()
+        return job_now.register_own([seat.rank % 2 + 2, seat.rank % 2])
+
+
+def test_ranks_that_each_name_their_own_set_get_the_same_numbers(ranks: Ranks) -> None:
+    assert on(ranks, 4, own_sets) == [(1, [0, 2]), (2, [1, 3])] * 2
+
+
 # --- SyncBatchNorm ---
 
 

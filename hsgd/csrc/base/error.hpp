@@ -50,6 +50,15 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
   return buffer;
 }
 
+// Words that another process wrote, which may be anything: at most `most` bytes, on one line.
+inline std::string foreign_words(const char* bytes, size_t most) {
+  std::string words(bytes, ::strnlen(bytes, most));
+  for (char& letter : words) {
+    if (static_cast<unsigned char>(letter) < ' ' || letter == '\x7f') letter = ' ';
+  }
+  return words;
+}
+
 // What others are told of an error of `rank`: who was interrupted is lost to them.
 inline Error for_others(const Error& error, int rank) {
   if (error.code() != HSGD_ERR_INTERRUPTED) return error;

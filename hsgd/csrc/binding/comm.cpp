@@ -281,6 +281,10 @@ class Comm {
     if (comm_ != nullptr) hsgd_comm_expire(comm_.get(), timeout_s);
   }
 
+  void explain_leaving(const std::string& words) const {
+    if (comm_ != nullptr) hsgd_comm_explain_leaving(comm_.get(), words.c_str());
+  }
+
   void leave() const {
     if (comm_ != nullptr) hsgd_comm_leave(comm_.get());
   }
@@ -428,6 +432,7 @@ void bind_comm(nb::module_& module) {
           nb::arg("options"))
       .def("abort", &Comm::abort)
       .def("expire", &Comm::expire)
+      .def("explain_leaving", &Comm::explain_leaving, nb::arg("words"))
       .def("leave", &Comm::leave)
       .def("close", &Comm::close)
       .def("closed", &Comm::closed)

@@ -160,6 +160,11 @@ void hsgd_comm_expire(hsgd_comm* comm, double timeout_s) {
   if (comm->communicator->is_mine()) comm->communicator->expire(timeout_s);
 }
 
+void hsgd_comm_explain_leaving(hsgd_comm* comm, const char* words) {
+  if (!comm->communicator->is_mine()) return;
+  static_cast<void>(guarded(nullptr, [&] { comm->communicator->explain_leaving(words); }));
+}
+
 void hsgd_comm_leave(hsgd_comm* comm) {
   if (comm->communicator->is_mine()) comm->communicator->leave();
 }

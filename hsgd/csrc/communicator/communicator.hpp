@@ -64,6 +64,8 @@ class HSGD_API Communicator final {
   // Between two collectives that belong together: breaks the communicator, tells the other ranks,
   // and throws the error.
   [[noreturn]] void abandon(const Error& error);
+  // Says why this rank leaves, for the leave() or destructor that comes next in this thread.
+  void explain_leaving(const std::string& words) { context_.local().explain_leaving(words); }
   // Tells the other ranks, as the destructor would, that this one takes part in no more
   // collectives. Not while one runs.
   void leave();

@@ -217,7 +217,7 @@ void Context::check() {
     const bool timed_out = parted->how == Parting::kTimedOut;
     const char* gave_up = parted->how == Parting::kClosed ? ": " : ": another node gave up: ";
     throw Error(timed_out ? HSGD_ERR_TIMEOUT : HSGD_ERR_PEER_LOST, parted->rank,
-                what() + gave_up + parted->line);
+                what() + gave_up + foreign_words(parted->line, sizeof parted->line));
   }
   if (first < 0 && options_.late == nullptr) {
     if (!std::exchange(call_.asks_other_nodes, true)) {

@@ -264,6 +264,10 @@ typedef struct hsgd_record {
   hsgd_span gather; /* inside the node: results out of shared memory */
 } hsgd_record;
 
+/* Local, never waits. Says why this rank leaves, for the hsgd_comm_leave or hsgd_comm_destroy that
+ * comes next in this thread: other ranks are told "rank 3 (pid 4112, node2) WORDS" in place of
+ * "closed its communicator". Of long words the first 256 bytes count. */
+HSGD_API void hsgd_comm_explain_leaving(hsgd_comm* comm, const char* words);
 /* Local, never waits. Tells the other ranks, as destroying it would, that this one calls no
  * collective any more, and has its own fail. Does nothing while another thread is in a collective.
  */

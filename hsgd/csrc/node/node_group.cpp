@@ -170,6 +170,7 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
 
 LocalGroup::~LocalGroup() {
   HSGD_FAULT_POINT("close: begun");
+  // Partners: has_left(), check_peers() and fail_if_dead(), whose acquire shows them `leaving`.
   control(rank()).closed.store(1, std::memory_order_seq_cst);
   HSGD_FAULT_POINT("close: marked");
   wake_all();
@@ -364,6 +365,19 @@ std::string LocalGroup::person(int rank) const {
   return text("rank %d (pid %d, %s)", peer.world_rank, peer.pid, node_name_.c_str());
 }
 
+void LocalGroup::explain_leaving(const std::string& words) {
+  constexpr size_t kMost = sizeof Control::leaving;
+  char* const leaving = control(rank()).leaving;
+  const size_t kept = words.copy(leaving, kMost);
+  if (kept < kMost) leaving[kept] = '\0';
+}
+
+// Of another rank once its `closed` was seen, which the words come before.
+std::string LocalGroup::closing(int rank) const {
+  const std::string words = foreign_words(control(rank).leaving, sizeof Control::leaving);
+  return person(rank) + " " + (words.empty() ? "closed its communicator" : words);
+}
+
 void LocalGroup::see_who_waits(uint64_t sequence) {
   const int64_t now = now_ns();
   const bool first = sequence != waiting_in_;
@@ -428,7 +442,8 @@ void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
     const Failure& failure = control(peer).failure;
     const int32_t code = failure.code.load(std::memory_order_acquire);  // partner: write_failure()
     if (code == 0 || failure.first_missed > sequence) continue;  // it did its part of this one
-    throw Error(static_cast<hsgd_status>(code), failure.rank, failure.message);
+    throw Error(static_cast<hsgd_status>(code), failure.rank,
+                foreign_words(failure.message, sizeof failure.message));
   }
   settings_.processes->look();
   for (int peer = 0; peer < size(); ++peer) {

@@ -165,7 +165,10 @@ class LocalGroup {
   // Whether no lower rank of this node waits, by see_who_waits().
   bool is_first_that_waits() const;
   std::string person(int rank) const;
-  std::string closing(int rank) const { return person(rank) + " closed its communicator"; }
+  // Says why this rank leaves, before it does: what others read in place of "closed its
+  // communicator", cut where it is too long.
+  void explain_leaving(const std::string& words);
+  std::string closing(int rank) const;
   // Its process ended, or it gave its part of the group back: it can take part in nothing any more.
   bool has_left(int rank) const;
   // Whether no rank of the node has asked before; for whoever gives up.

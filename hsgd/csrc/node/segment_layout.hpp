@@ -100,6 +100,8 @@ struct alignas(kLine) Control {
   alignas(kLine) std::atomic<uint64_t> claimed;
   alignas(kLine) std::atomic<uint64_t> finished;
   alignas(kLine) Failure failure;
+  // Why the owner leaves, if it says so, for errors; written before `closed`.
+  alignas(kLine) char leaving[4 * kLine];
   alignas(kLine) Survival survival;
   alignas(kLine) Label labels[kCells];
   alignas(kLine) Call mismatch[2];  // local rank 0's: the two sides of a mismatch between nodes

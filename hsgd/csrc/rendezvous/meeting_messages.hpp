@@ -62,7 +62,7 @@ enum class Say : int32_t {
 };
 
 inline constexpr uint32_t kMagic = 0x64677368;  // "hsgd"
-inline constexpr uint32_t kVersion = 8;         // of these messages, and of what ranks then share
+inline constexpr uint32_t kVersion = 9;         // of these messages, and of what ranks then share
 inline constexpr int kRosterEntries = kMostDescriptors;
 
 struct MeetingHead {

@@ -105,7 +105,7 @@ void Tree::take(const NotifiedWindow::Seen& seen, const Update& update) {
 std::string Tree::reason() const {
   const Input& own = settings_.layers.front().gradients.front();
   const auto* words = reinterpret_cast<const char*>(window_.segment(own.memory));
-  const std::string told(words, ::strnlen(words, settings_.reason_bytes));
+  const std::string told = foreign_words(words, settings_.reason_bytes);
   return told.empty() ? "another rank gave up" : told;
 }
 

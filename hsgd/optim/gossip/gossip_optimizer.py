@@ -393,10 +393,10 @@ class Gossip(RestartableOptimizer):
         start = start_together(comm, past, vectors, self._extra.vectors)
         if any(start.takes):
             turns = self._turns.state_dict()
-            every = comm.allgather_object(turns if comm.rank == start.source else None, "triggers")
+            given = comm.broadcast_object(turns, start.source, "triggers")
             if start.takes[comm.rank]:
                 counts = {name: turns[name] for name in ("triggers", "skipped")}
-                self._turns.load_state_dict({**every[start.source], **counts})
+                self._turns.load_state_dict({**given, **counts})
         here = ranks.between
         if here is not None and self._rule is not None:
             also = self._averaged()[len(vectors) :]

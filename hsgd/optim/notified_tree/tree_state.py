@@ -25,8 +25,7 @@ def gather_state(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 def state_of_rank_0(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Rank 0's argument; collective, blocking."""
-    mine = state_dict if comm.rank == 0 else None
-    first: dict[str, Any] = comm.allgather_object(mine, _NAME)[0]
+    first: dict[str, Any] = comm.broadcast_object(state_dict, 0, _NAME)
     return first
 
 

@@ -1,7 +1,7 @@
 """What ranks agree on before the buckets of an optimizer are made: the order of gradients, which of
 them are sparse, and whether buckets travel during backward.
 
-Owns the one exchange for it, and how parameters are divided into buckets. Never makes a bucket.
+Owns the exchange for it, and how parameters are divided into buckets. Never makes a bucket.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from hsgd.agree import agree as agree_on
 from hsgd.comm import Comm
 from hsgd.optim.layouts import strides_of
-from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.gradients.gradient_buckets import fill
 
 __all__ = ["agree", "split"]
 
 _MIB = 1 << 20
+_OVERLAPS = ("auto", "always", "never")
+_WHAT = "DistributedOptimizer"
+_REMEDY = "build the same model, in the same memory format, on every rank"
 
 
 def agree(
@@ -30,55 +33,38 @@ def agree(
     *,
     sparse_as_dense: bool,
 ) -> tuple[list[Tensor], list[Tensor], str]:
-    """Dense and sparse parameters in the order of the first rank, and its setting of the overlap;
-    collective, blocking.
+    """Return dense and sparse parameters in the order of the first rank, and its setting of the
+    overlap; collective, blocking. Takes some 5 bytes for each parameter, however many ranks there
+    are.
 
-    names: of the parameters, in this rank's order. A parameter is sparse for all ranks where its
+    names: of the parameters, in this rank's order. A parameter is sparse for all ranks if its
     gradient is on one. terms: other options that must be equal on all ranks, by name.
-    Raises on all ranks: HorovodInternalError where parameters differ, SignatureMismatch where terms
-    do.
+    Raises SignatureMismatch on all ranks if terms or parameters differ.
     """
-    own = [_describe(parameter, name, sparse_as_dense) for parameter, name in names.items()]
-    layouts = comm.allgather_object((overlap, own), "optimizer layout")
-    agree_on(comm, "DistributedOptimizer", lambda: terms)
-    tables = [table for _, table in layouts]
-    first = {name: (shape, dtype, strides) for name, shape, dtype, strides, _ in tables[0]}
-    for rank, table in enumerate(tables):
-        for name, shape, dtype, strides, _ in table:
-            if first.get(name, ())[:2] != (shape, dtype):
-                raise HorovodInternalError(
-                    f"DistributedOptimizer: rank {rank} has parameter {name} of shape {shape} "
-                    f"and {dtype}, rank 0 has {first.get(name, ('none of that name',))[:2]}; build "
-                    "the same model on every rank"
-                )
-            if first[name][2] != strides:
-                raise HorovodInternalError(
-                    f"DistributedOptimizer: rank {rank} has parameter {name} with strides "
-                    f"{strides}, rank 0 with {first[name][2]}; give the model the same memory "
-                    "format on every rank"
-                )
-        if len(table) != len(first):
-            absent = sorted(first.keys() - {name for name, *_ in table})
-            raise HorovodInternalError(
-                f"DistributedOptimizer: rank {rank} lacks the parameters {absent[:5]} of rank "
-                "0; build the same model on every rank"
-            )
-    by_name = {name: parameter for parameter, name in names.items()}
-    sparse = {name for table in tables for name, *_, sparse in table if sparse}
-    order = [name for name, *_ in tables[0]]
+    agree_on(comm, _WHAT, lambda: terms)
+    table = {f"parameter {name}": _describe(each) for each, name in names.items()}
+    agree_on(comm, _WHAT, lambda: table, _REMEDY)
+    by_name = sorted(names, key=names.__getitem__)  # alike on all ranks from here on
+    places = {parameter: place for place, parameter in enumerate(by_name)}
+    first = np.array([_OVERLAPS.index(overlap), *(places[each] for each in names)], np.int32)
+    comm.broadcast(first, name="optimizer order")
+    sparse = np.array([_is_sparse(each) and not sparse_as_dense for each in by_name], np.uint8)
+    comm.allreduce(sparse, "max", sparse, "sparse gradients")
+    chosen, *order = first.tolist()
     return (
-        [by_name[name] for name in order if name not in sparse],
-        [by_name[name] for name in order if name in sparse],
-        layouts[0][0],
+        [by_name[place] for place in order if not sparse[place]],
+        [by_name[place] for place in order if sparse[place]],
+        _OVERLAPS[chosen],
     )
 
 
-def _describe(
-    parameter: Tensor, name: str, sparse_as_dense: bool
-) -> tuple[str, tuple[int, ...], str, tuple[int, ...], bool]:
-    gradient = parameter.grad
-    sparse = gradient is not None and gradient.is_sparse and not sparse_as_dense
-    return name, tuple(parameter.shape), str(parameter.dtype), strides_of(parameter), sparse
+def _describe(parameter: Tensor) -> str:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    return f"{dtype} of shape {tuple(parameter.shape)}, strides {strides_of(parameter)}"
+
+
+def _is_sparse(parameter: Tensor) -> bool:
+    return parameter.grad is not None and parameter.grad.is_sparse
 
 
 def split(

@@ -45,10 +45,10 @@ def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
     if mismatch is None:
         return False
     try:
-        joined = comm.allgather_object(False, _WHO)
+        joined = _anybody_joined(comm, own=False)
     except SignatureMismatch:
         raise mismatch from None
-    if not any(joined):
+    if not joined:
         raise mismatch
     for bucket in buckets:
         bucket.repeat()
@@ -59,6 +59,15 @@ def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
 def tells_of_join(error: HsgdError) -> bool:
     """Whether a collective failed only because ranks have joined."""
     return isinstance(error, SignatureMismatch) and _JOINED in error.names
+
+
+def _anybody_joined(comm: Comm, *, own: bool) -> bool:
+    """Return whether any rank has joined; collective, blocking. Raises SignatureMismatch if ranks
+    called something else.
+    """
+    joined = bytearray([own])
+    comm.allreduce(joined, "max", joined, _WHO)
+    return bool(joined[0])
 
 
 class StandIn:
@@ -91,7 +100,7 @@ class StandIn:
             while not self._all_joined():
                 for _ in self.collectives[1:]:
                     self._all_joined()
-                self._comm.allgather_object(True, _WHO)
+                _anybody_joined(self._comm, own=True)
                 for collective in self.collectives:
                     collective.run_with_zeros()
                 self._taken_part()

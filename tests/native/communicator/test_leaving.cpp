@@ -62,6 +62,21 @@ TEST("a rank that leaves ahead of the others, or while they wait for it, is name
   }
 }
 
+// By another thread's memory or over the wire: what arrives is one line, and bounded.
+TEST("a rank that says why it leaves is quoted to all") {
+  const std::string long_words(1000, 'x');
+  for (const auto& layout : kLayouts) {
+    const Cluster cluster{layout, ranks::small_steps(), {1, 3, kLatePolls}};
+    for (int leaver = 0; leaver < cluster.size(); ++leaver) {
+      cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+        for (const uint64_t count : kCounts) sum(*comm, count);
+        if (rank == leaver) return comm->explain_leaving("raised Error: a\nb\x1b" + long_words);
+        check_told(*comm, leaver, ") raised Error: a b xxx");
+      });
+    }
+  }
+}
+
 TEST("a large collective that misses a rank moves no data and ends on all ranks") {
   const Cluster cluster{{2, 1, 1}, ranks::small_steps(), {1, 5, kLatePolls}};
   for (int leaver = 0; leaver < cluster.size(); ++leaver) {
