@@ -32,6 +32,7 @@ from hsgd.handle import Handle
 from hsgd.job import agent_link, ending, launcher_variables, torchrun
 from hsgd.job.board import Board
 from hsgd.job.mpi_calls import call_within
+from hsgd.job.nested_launchers import refuse_nested
 from hsgd.job.tcp_meeting import meet_over_store, meet_within
 from hsgd.native_options import native_options
 from hsgd.rows import even_rows
@@ -106,6 +107,7 @@ class Comm(Closing):
             agent_link.enter_world()
         worker = launcher_variables.torchrun() if comm is None else None
         if worker is not None:
+            refuse_nested()
             in_agents_world = launcher_variables.agent_round() is not None
             if worker.local_size == worker.size and not in_agents_world:
                 path = torchrun.meeting_point(worker, config.timeout_s)

@@ -12,6 +12,7 @@ from .class_counts import ClassCounts, class_counts
 from .convert.progress import bytes_text
 from .format.dataset_index import DataMap
 from .format.packed_values import packing_text
+from .format.sample_groups import LEAST_GROUPS
 from .format.slab_folder import SOURCE_ORDER
 
 __all__ = ["describe", "document", "table"]
@@ -54,6 +55,8 @@ def describe(data: DataMap) -> str:
         for name, values in data.packing.items()
     ]
     lines += [f"  never written: {line}" for line in data.unwritten().values()]
+    if header is None:
+        lines += _groups_alike([spec.name for spec in data.fields])
     if header is not None:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
         lines += _slab_picture(data)
@@ -94,6 +97,29 @@ def document(data: DataMap) -> dict[str, object]:
             "uuid": header.dataset_uuid,
         }
     return found
+
+
+def _groups_alike(fields: Sequence[str]) -> list[str]:
+    """A line if groups beside one another hold datasets of the same names, which may be parts of
+    a table, or samples that are too few to be known as such.
+    """
+    names = [tuple(name.split("/")) for name in fields]
+    for depth in range(1, max(map(len, names), default=0)):
+        homes: dict[tuple[str, ...], dict[str, set[str]]] = {}
+        for name in names:
+            if len(name) > depth:
+                groups = homes.setdefault(name[: depth - 1], {})
+                groups.setdefault(name[depth - 1], set()).add("/".join(name[depth:]))
+        for home, groups in homes.items():
+            held, *others = groups.values()
+            if others and all(other == held for other in others):
+                first = "/".join((*home, min(groups)))
+                return [
+                    f"  alike: {len(groups)} groups have {', '.join(sorted(held))}, read as fields "
+                    f'whose rows are samples; group="{first}" reads one group alone; only '
+                    f"{LEAST_GROUPS} groups or more are taken for one sample each"
+                ]
+    return []
 
 
 def _class_table(field: str, classes: ClassCounts) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hsgd.errors import LaunchError
 from hsgd.job.launchers import launched
+from hsgd.job.nested_launchers import refuse_nested
 
 __all__ = ["RankHere", "check_still_alone", "rank_here"]
 
@@ -49,6 +50,7 @@ def rank_here(
     here = _initialized()
     if here is not None:
         return here
+    refuse_nested(environ)
     found = launched(environ)
     if found is None:
         return RankHere(0, 1, _ALONE)

@@ -102,11 +102,10 @@ class _Request:
 
     def announce(self) -> None:
         """Tell the other ranks that hsgd serves this one; local."""
-        self._store().set(str(self._given["group_rank"]), NAME)
+        sealed(self._given["store"]).set(self._key(self._given["group_rank"]), NAME)
 
-    def _store(self) -> Any:
-        name = f"{NAME}/as_gloo/{self._given['group_name']}"
-        return sealed(self._c10d.PrefixStore(name, self._given["store"]))
+    def _key(self, group_rank: int) -> str:
+        return f"{NAME}/as_gloo/{self._given['group_name']}/{group_rank}"
 
     def serve(self, made: list[Any], counts: CallCounts | None) -> tuple[Any, Any]:
         """Put a GlooGroup in the place of a group wherever torch keeps it; collective, blocking.
@@ -142,7 +141,7 @@ class _Request:
         """
         if os.environ.get(_LAZY, "0") not in ("", "0"):
             return
-        store, keys = self._store(), [str(index) for index in range(len(self._ranks))]
+        store, keys = sealed(self._given["store"]), [*map(self._key, range(len(self._ranks)))]
         if store.check(keys):
             return
         missing = [

@@ -48,19 +48,21 @@ __all__ = ["Collectives"]
 class Collectives(dist.ProcessGroup):
     """A process group whose collectives on CPU tensors go through a Comm of its own.
 
-    store, rank, members: of the group, its members as global ranks. timeout: of each collective,
-    unless HSGD_TIMEOUT_S is shorter. Raises CollectiveTimeout naming ranks that are late.
+    store, name, rank, members: of the group, its members as global ranks. timeout: of each
+    collective, unless HSGD_TIMEOUT_S is shorter. Raises CollectiveTimeout naming late ranks.
     """
 
     _device_type = "cpu"  # of the tensors that the methods take themselves
     # In a profile: the name, and whether blocking calls run in the thread of the group, too.
     _traced_as, _traced_threaded = NAME, False
 
-    def __init__(self, store: Any, rank: int, members: list[int], timeout: timedelta) -> None:
+    def __init__(
+        self, store: Any, name: str, rank: int, members: list[int], timeout: timedelta
+    ) -> None:
         super().__init__(rank, len(members))  # type: ignore[call-arg]
         config = Config.from_env()
         self._limit_s = min(timeout.total_seconds(), config.timeout_s)
-        self._board = open_board(store, rank, members, self._limit_s)
+        self._board = open_board(store, name, rank, members, self._limit_s)
         self._comm: Any = meet(self._board, dataclasses.replace(config, timeout_s=self._limit_s))
         self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
         self._worker = Worker(NAME, weakref.WeakMethod(self._comm.expire))

@@ -39,7 +39,7 @@ class GlooGroup(Collectives):
         timeout: timedelta,
         counts: CallCounts | None,
     ) -> None:
-        super().__init__(store, underneath.rank(), members, timeout)
+        super().__init__(store, underneath.group_name, underneath.rank(), members, timeout)
         self._underneath = underneath
         gloo: Any = underneath._get_backend(torch.device("cpu"))
         self._gloo_options = gloo.options

@@ -39,7 +39,8 @@ class HsgdProcessGroup(Collectives):
 
     def __init__(self, options: Any, backend_options: Any = None) -> None:
         members = list(options.global_ranks_in_group) or list(range(options.group_size))
-        super().__init__(options.store, options.group_rank, members, options.timeout)
+        place = options.store, options.group_id, options.group_rank
+        super().__init__(*place, members, options.timeout)
         one_node = self._comm.cross_size == 1
         self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
         self._accelerators = Accelerators(options, backend_options, members)

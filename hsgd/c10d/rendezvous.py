@@ -19,17 +19,20 @@ from hsgd.job import launcher_variables
 from hsgd.job.board import Board
 from hsgd.job.launchers import launched
 from hsgd.job.mpi_calls import communicator_of
+from hsgd.job.nested_launchers import refuse_nested
 
 __all__ = ["meet", "open_board"]
 
 
-def open_board(store: object, rank: int, members: list[int], timeout_s: float) -> Board:
+def open_board(store: object, name: str, rank: int, members: list[int], timeout_s: float) -> Board:
     """What the ranks of a group tell one another through; local. members: by group rank.
 
+    The keys have the name of the group: torch's PrefixStore hides its prefix, and a sealed value
+    that somebody copies to another group's key must not open there.
     A store may serve a second group of the same name, after the first was destroyed. torchrun's
     serves the workers that it starts again, too: perhaps not all before them came.
     """
-    prefix = f"hsgd/{launcher_variables.restarts()}"
+    prefix = f"hsgd/{launcher_variables.restarts()}/{name}"
     return Board(store, rank, members, timeout_s, prefix=prefix, caller="init_process_group")
 
 
@@ -39,7 +42,8 @@ def meet(board: Board, config: Config) -> Comm:
     Raises CollectiveTimeout naming the ranks that did not join, and LaunchError where the variables
     of torch make a job of each rank that a launcher started.
     """
-    if len(board.members) == 1 and not distributed.is_initialized():
+    size = os.environ.get("WORLD_SIZE")  # arguments are believed, an image's variables are not
+    if size == str(len(board.members)) and not distributed.is_initialized():
         _refuse_alone(os.environ)
     ranks = [
         rank
@@ -61,7 +65,8 @@ def meet(board: Board, config: Config) -> Comm:
 
 
 def _refuse_alone(environ: Mapping[str, str]) -> None:
-    """An image may set these for a process alone, and mpirun start many; arguments are believed."""
+    """An image may set these for a process alone, and mpirun start many."""
+    refuse_nested(environ)
     found = launched(environ)
     if environ.get("WORLD_SIZE") != "1" or found is None or found.is_alone:
         return

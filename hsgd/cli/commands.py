@@ -22,8 +22,10 @@ from hsgd.cli import completion
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
 from hsgd.job.launchers import FOR_TORCH, launched
+from hsgd.job.nested_launchers import refuse_nested
 from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret
 from hsgd.launch import as_horovod, hook, horovod_options, launch
+from hsgd.launch.allocation import tasks
 from hsgd.launch.mpirun import MOST_RANKS
 from hsgd.plan import cli as plan_cli
 from hsgd.status import cli as status_cli
@@ -193,7 +195,8 @@ def _add_run(commands: Any) -> None:
         dest="ranks",
         type=_rank_count,
         metavar="N",
-        help="number of ranks; leave it out with --gloo if CMD starts the ranks itself",
+        help="number of ranks (default: that of the resource manager's allocation); leave it out "
+        "with --gloo if CMD starts the ranks itself",
     )
     run.add_argument(
         "-H",
@@ -253,15 +256,15 @@ def _run(arguments: argparse.Namespace) -> int | None:
     mpi_args = shlex.split(arguments.mpi_args)
     Config.from_env()  # a malformed HSGD_* variable is told here, once, and not by every rank
     _set_names(arguments)
-    if arguments.ranks is not None or agent_cli.is_asked_for(arguments):
-        _refuse_several(os.environ)
-    if agent_cli.is_asked_for(arguments):
-        return _run_elastic(arguments, job)
-    if arguments.ranks is None and not arguments.gloo:
-        arguments.usage_error("the following arguments are required: -np/-n")
-    if arguments.ranks is None:
+    is_elastic = agent_cli.is_asked_for(arguments)
+    if arguments.gloo and arguments.ranks is None and not is_elastic:
         _run_as_it_is(arguments, job)
         return None
+    _refuse_several(os.environ)
+    if is_elastic:
+        return _run_elastic(arguments, job)
+    if arguments.ranks is None:
+        arguments.ranks = _ranks_of_allocation(arguments)
     if arguments.launcher == "torchrun" or (arguments.gloo and arguments.launcher == "auto"):
         if mpi_args:
             arguments.usage_error(
@@ -284,8 +287,18 @@ def _run(arguments: argparse.Namespace) -> int | None:
     return None
 
 
+def _ranks_of_allocation(arguments: argparse.Namespace) -> int:
+    found = None if arguments.hosts else tasks(os.environ)
+    if found is None:
+        arguments.usage_error("the following arguments are required: -np/-n")
+    ranks, source = found
+    print(f"hsgd: -np {ranks}, by {source}", file=sys.stderr)
+    return ranks
+
+
 def _refuse_several(environ: Mapping[str, str]) -> None:
     """Each would start a job of its own, which knows nothing of the others."""
+    refuse_nested(environ)
     found = launched(environ)
     if found is None or found.is_alone:
         return

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hsgd import built
 from hsgd.errors import LaunchError
 from hsgd.job.launchers import LAUNCHERS, launched, number
+from hsgd.job.nested_launchers import refuse_nested
 
 __all__ = [
     "AGENT_ROUND",
@@ -120,15 +121,18 @@ def describe(environ: Mapping[str, str]) -> str:
 
 
 def refuse_alone(seen: int, library: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise LaunchError where `library` sees one rank of a job that its launcher says has more;
-    local.
+    """Raise LaunchError where `library` sees one rank of a job that its launcher says has more, and
+    as refuse_nested; local.
 
     Without this each rank would work by itself, as rank 0 of 1, and nobody would notice.
 
     seen: the size of MPI.COMM_WORLD. library: what MPI calls itself.
     """
+    if seen > 1:
+        return
+    refuse_nested(environ)
     found = launched(environ)
-    if seen > 1 or found is None or found.is_alone:
+    if found is None or found.is_alone:
         return
     count = "this process beside others" if found.size is None else f"{found.size} ranks"
     remedy = found.launcher.remedy.format(found.size or "N")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["FOR_TORCH", "LAUNCHERS", "Launched", "Launcher", "launched", "number"]
+__all__ = ["FOR_TORCH", "LAUNCHERS", "Launched", "Launcher", "launched", "launched_in", "number"]
 
 _START = "start with `hsgd run -np {}`, or the mpirun of that MPI"
 
@@ -69,6 +69,11 @@ _OF_MPI = (
     ),
     _HYDRA,
 )
+_HOROVODRUN = Launcher(
+    "horovodrun without MPI",
+    *("HOROVOD_RANK", ("HOROVOD_SIZE",), "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    remedy="use `horovodrun --mpi`, or `hsgd run -np {}`",
+)
 _SLURM = Launcher(
     "srun",
     *("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), "SLURM_LOCALID"),
@@ -76,6 +81,14 @@ _SLURM = Launcher(
     # whatever SLURM_NTASKS says.
     needs=("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
     remedy=f"name this MPI's interface (`srun --mpi=list`), or {_START}",
+)
+# A container or a wrapper may hide the variables of the step; a batch script is task 0.
+_SLURM_TASK = Launcher(
+    "Slurm",
+    *("SLURM_PROCID", ("SLURM_NTASKS",), "SLURM_LOCALID"),
+    needs=("SLURM_NTASKS",),
+    least=1,
+    remedy=_SLURM.remedy,
 )
 # They may start the daemons of an mpirun, whose ranks inherit their variables: these say less.
 _OF_CLUSTERS = (
@@ -86,6 +99,7 @@ _OF_CLUSTERS = (
     # Flux takes its variables from the script of `flux batch`.
     Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), "FLUX_TASK_LOCAL_ID"),
     _SLURM,
+    _SLURM_TASK,
 )
 # Ray Train, SageMaker, Kubeflow. Last: images set them for a node in which mpirun starts ranks.
 FOR_TORCH = Launcher(
@@ -97,11 +111,7 @@ FOR_TORCH = Launcher(
 LAUNCHERS = (
     _TORCHRUN,
     *_OF_MPI,
-    Launcher(
-        "horovodrun without MPI",
-        *("HOROVOD_RANK", ("HOROVOD_SIZE",), "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-        remedy="use `horovodrun --mpi`, or `hsgd run -np {}`",
-    ),
+    _HOROVODRUN,
     *_OF_CLUSTERS,
     Launcher("PMIx", "PMIX_RANK", counts_for_mpi=True),
     # Tasks of blaunch count from 1; a batch script may be the first.
@@ -139,17 +149,40 @@ class Launched:
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
     """The innermost launcher that started this process as a rank; None if none did; local."""
-    if worker := _told(_TORCHRUN, environ):
-        return worker
-    of_mpi = [found for each in _OF_MPI if (found := _told(each, environ))]
-    several = [found for found in of_mpi if not found.is_alone]
+    return next(iter(launched_in(environ)), None)
+
+
+def launched_in(environ: Mapping[str, str]) -> list[Launched]:
+    """List the launchers that started one another, and this process in the end, the innermost one
+    first: torchrun, an MPI's, horovodrun, another; local.
+    """
+    found = (
+        *(_told(_TORCHRUN, environ), _of_mpi(environ)),
+        *(_told(_HOROVODRUN, environ), _of_others(environ)),
+    )
+    return [each for each in found if each is not None]
+
+
+def _of_mpi(environ: Mapping[str, str]) -> Launched | None:
+    """The launcher of an MPI: one that started several ranks, if any did."""
+    found = [each for row in _OF_MPI if (each := _told(row, environ))]
+    several = [each for each in found if not each.is_alone]
     if several and any(_disagree(several[0], other) for other in several):
         told = tuple(word for each in several for word in each.told)
         return Launched(several[0].launcher, None, None, told)
-    if of_mpi:
-        return (several or of_mpi)[0]
-    others = (_told(each, environ) for each in LAUNCHERS[1 + len(_OF_MPI) :])
-    return next((found for found in others if found), None)
+    return next(iter(several or found), None)
+
+
+def _of_others(environ: Mapping[str, str]) -> Launched | None:
+    found = [
+        each
+        for row in LAUNCHERS[LAUNCHERS.index(_HOROVODRUN) + 1 :]
+        if (each := _told(row, environ))
+    ]
+    # `srun -n1` may start a program that starts several ranks for torch.
+    if found and found[0].is_alone and found[-1].launcher is FOR_TORCH:
+        return found[-1]
+    return next(iter(found), None)
 
 
 def _told(row: Launcher, environ: Mapping[str, str]) -> Launched | None:

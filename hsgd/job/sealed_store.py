@@ -4,8 +4,9 @@ Owns the secret of a job, which `hsgd run` draws and hands to the ranks by a var
 of what is kept. Without one, as under a torchrun of the user's own, a store stays as it is.
 
 A value is hidden by a key stream (SHAKE-256 of key and nonce), then signed with the name of its key
-(HMAC-SHA256). Never detects that a stranger deletes a value, or writes an older one of the same key
-back: keys are used once, what comes of it is a meeting that fails.
+(HMAC-SHA256). What a PrefixStore adds is not signed: keys of a group have its name in them.
+Never detects that a stranger deletes a value, or writes an older one of the same key back: keys are
+used once, what comes of it is a meeting that fails.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hsgd.errors import LaunchError
+from hsgd.job.launchers import number
 from hsgd.launch.mpirun import MOST_RANKS, Host
 
-__all__ = ["Allocation", "allocation", "is_managed", "spread"]
+__all__ = ["Allocation", "allocation", "is_managed", "spread", "tasks"]
 
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PE_HOSTFILE", "OAR_JOB_ID")
 _NODE_FILES = ("PBS_NODEFILE", "OAR_NODEFILE", "COBALT_NODEFILE")
@@ -40,6 +41,18 @@ class Allocation:
 def is_managed(environ: Mapping[str, str]) -> bool:
     """Whether a resource manager started this job; local."""
     return any(name in environ for name in _JOBS)
+
+
+def tasks(environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """The number of ranks that this job's allocation is for, and the variable that says it; None
+    without one; local. Raises LaunchError if the allocation cannot be read.
+
+    Of Slurm the tasks that were asked for; of others, or if nobody asked for tasks, all slots.
+    """
+    if (asked := number(environ, "SLURM_NTASKS")) and "SLURM_JOB_ID" in environ:
+        return asked, f"SLURM_NTASKS={asked}"
+    found = allocation(environ, 1)
+    return (sum(host.slots for host in found.hosts), found.source) if found else None
 
 
 def spread(environ: Mapping[str, str], ranks: int, *, fill: bool = False) -> tuple[Host, ...]:

@@ -47,7 +47,11 @@ _PLACEMENT = (
     "machinefile",
     "default-hostfile",
     "configfile",
+    "rankfile",
+    "rf",
 )
+# Words, or parts of them, by which rank 0 need not run on the first host of a list.
+_MOVES_RANK_0 = re.compile(r"nolocal|no_schedule_local|skip-launch-node|rank_?file|\bseq\b", re.I)
 _VERSION_LIMIT_S = 60
 
 
@@ -173,6 +177,15 @@ def plan_run(
     before = environ.get("LD_PRELOAD", "")
     added = job_environment(launcher, environ)
     places = parse_hosts(hosts, ranks) if hosts else ()
+    moved = placed or any(map(_MOVES_RANK_0.search, mpi_args))
+    met = meeting(places, environ, placed=moved)
+    if moved and not met:
+        print(
+            f'hsgd: --mpi-args="{shlex.join(mpi_args)}" place rank 0 on a host that hsgd does not '
+            "know; if the program calls init_process_group(), set MASTER_ADDR to that host and "
+            "MASTER_PORT",
+            file=sys.stderr,
+        )
     job = Job(
         command=command_of_rank(launcher, command),
         ranks=ranks,
@@ -180,7 +193,7 @@ def plan_run(
         hosts=places,
         export=tuple(sorted({*exported(environ), "HOROVOD_PLUGIN"})),
         define={
-            **meeting(places, environ, placed=placed),
+            **met,
             "LD_PRELOAD": f"{library}:{before}" if before else str(library),
         },
         mpi_args=tuple(mpi_args),

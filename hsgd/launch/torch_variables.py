@@ -50,13 +50,15 @@ def meeting(
     """MASTER_ADDR and MASTER_PORT, as the user gave them, if so; empty if nobody knows where
     rank 0 will run; local.
 
-    hosts: of the ranks, the first one that of rank 0; empty: a resource manager's, or, if `placed`,
-    those in words of the user for mpirun.
+    hosts: of the ranks, the first one that of rank 0; empty: a resource manager's. placed: words of
+    the user for mpirun place rank 0.
     """
     given = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
     if len(given) == 2:
         return given
-    if not hosts and not placed:
+    if placed:
+        return {}
+    if not hosts:
         with contextlib.suppress(LaunchError):  # mpirun may know better
             found = allocation(environ, 1)
             hosts = found.hosts if found else ()

@@ -1,13 +1,16 @@
 """The attributes that users gave an HDF5 file: units, titles, whatever they wrote there.
 
 Owns which of them can be carried to a slab folder, and how they are written into its index. What
-hsgd writes for itself (slab_folder.py) is none of them.
+hsgd writes for itself (slab_folder.py) is none of them. Never opens a dataset to read them: HDF5
+crashes on the damaged map of a virtual one, and an index may have lost its checksum.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -80,7 +83,9 @@ def class_names_of(path: str | os.PathLike[str], fields: Iterable[str]) -> dict[
 
 
 def _names_at(file: h5py.File, field: str) -> list[str]:
-    found = file[field].attrs.get(_CLASS_NAMES)
+    found = None
+    if import_h5py().h5a.exists(file.id, _CLASS_NAMES.encode(), obj_name=field.encode()):
+        found = _value(_open(file, field, name=_CLASS_NAMES.encode()))
     if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "OSU":
         return []  # an attribute of this name that means something else
     return [n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in found]
@@ -119,13 +124,12 @@ def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:
     ours = read_header(file) is not None
     with _scratch() as scratch:
         for place in _with_parents(names):
-            item = file[place or "/"]
-            for name in sorted(item.attrs):
+            for name in sorted(_names(file, place or "/")):
                 if not place and name in _OWN:
                     if not ours:
                         found.left_out[f"@{name}"] = "hsgd has an attribute of this name itself"
                     continue
-                reason, value = _read(item, name, scratch)
+                reason, value = _read(file, place or "/", name, scratch)
                 if reason:
                     found.left_out[f"{place}@{name}"] = reason
                 else:
@@ -167,17 +171,48 @@ def _with_parents(names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def _read(item: Any, name: str, scratch: h5py.File) -> tuple[str, tuple[Any, Any]]:
+def _open(file: h5py.File, place: str, **which: bytes | int) -> Any:
+    return import_h5py().h5a.open(file.id, obj_name=place.encode(), **which)
+
+
+def _names(file: h5py.File, place: str) -> Iterator[str]:
+    """The attributes of an object. Raises OSError if its header is damaged."""
+    import_h5py().h5a.exists(file.id, b"any", obj_name=place.encode())
+    with contextlib.suppress(OSError):  # there are no more
+        for index in itertools.count():
+            yield _open(file, place, index=index).name.decode("utf-8", "surrogateescape")
+
+
+def _value(attribute: Any) -> Any:
+    """What h5py would make of an attribute that is open."""
+    h5py = import_h5py()
+
+    if attribute.shape is None:
+        return h5py.Empty(attribute.dtype)
+    base, inner = attribute.dtype.subdtype or (attribute.dtype, ())
+    found = np.zeros(attribute.shape + inner, base)
+    attribute.read(found, mtype=h5py.h5t.py_create(attribute.dtype))
+    text = h5py.check_string_dtype(base)
+    if text is not None and text.length is None:
+        flat = [each.decode("utf-8", "surrogateescape") for each in found.flat]
+        found = np.array(flat, base).reshape(found.shape)
+    return found if found.ndim else found[()]
+
+
+def _read(
+    file: h5py.File, place: str, name: str, scratch: h5py.File
+) -> tuple[str, tuple[Any, Any]]:
     """Why an attribute cannot be carried ("" when it can), and its value and type.
 
     Whether HDF5 takes it is seen by writing it to a file in memory.
     """
     nothing = (None, None)
     try:
-        dtype = item.attrs.get_id(name).dtype
+        attribute = _open(file, place, name=name.encode("utf-8", "surrogateescape"))
+        dtype = attribute.dtype
         if _has_reference(dtype):
             return "a reference, which leads nowhere in another file", nothing
-        value = item.attrs[name]
+        value = _value(attribute)
         _write(scratch, name, value, dtype)
     except _UNREADABLE as error:
         return first_line(error), nothing

@@ -22,9 +22,15 @@ from .slab_folder import LONGEST, import_h5py
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["SampleGroups", "find_sample_groups", "hard_linked", "refuse_sample_groups"]
+__all__ = [
+    "LEAST_GROUPS",
+    "SampleGroups",
+    "find_sample_groups",
+    "hard_linked",
+    "refuse_sample_groups",
+]
 
-_LEAST = 16  # groups: fewer are the parts of one table, such as train and test, or cameras
+LEAST_GROUPS = 16  # groups: fewer are the parts of one table, such as train and test, or cameras
 _LOOKED_AT = 16
 _ALIKE = 0.75  # of these
 _DEEPEST = 3  # groups above those of samples
@@ -89,7 +95,7 @@ def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
     if not all(isinstance(name, str) for name in home):  # bytes: a name that is not UTF-8
         return None
     names = sorted(home, key=_natural)
-    if len(names) >= _LEAST:
+    if len(names) >= LEAST_GROUPS:
         step = len(names) / _LOOKED_AT
         some = [names[int(step * number)] for number in range(_LOOKED_AT)]
         found = Counter(_field_names(home, name) for name in some)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,44 @@ def test_a_job_runs_on_all_hosts_of_its_allocation(
     assert done.returncode == 0, done.stderr[-3000:]
     said = sorted(filter(None, (each.strip() for each in done.stdout.split("|"))))
     assert said == [f"{rank} [0, 0, 1, 1]" for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({**TWO, "SLURM_NTASKS": "3"}, "-np 3, by SLURM_NTASKS=3"),
+        (TWO, "-np 4, by SLURM_JOB_NODELIST=node[1-2]"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_JOB_CPUS_PER_NODE": "6"},
+            "-np 6, by SLURM_JOB_NODELIST=a",
+        ),
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 3"}, "-np 5, by LSB_MCPU_HOSTS=a 2 b 3"),
+        ({"PBS_JOBID": "7", "PBS_NODEFILE": "nodes"}, "-np 3, by PBS_NODEFILE=nodes"),
+        ({"PE_HOSTFILE": "slots"}, "-np 6, by PE_HOSTFILE=slots"),
+    ],
+)
+def test_a_job_without_a_number_takes_that_of_its_allocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: str
+) -> None:
+    (tmp_path / "nodes").write_text("a\na\nb\n")
+    (tmp_path / "slots").write_text("a 2 all.q@a UNDEFINED\nb 4 all.q@b UNDEFINED\n")
+    words = [*HSGD, "run", "--dry-run", "--launcher", "torchrun", "true"]
+    monkeypatch.chdir(tmp_path)
+    done = run_marked(words, {**os.environ, **environ}, JOB_S)
+    assert (done.returncode, done.stderr) == (0, f"hsgd: {expected}\n")
+    ranks = [int(found) for found in re.findall(r"--nproc-per-node=(\d+)", done.stdout)]
+    assert sum(ranks) == int(expected.split()[1].rstrip(","))
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_NTASKS": "3"}, {"SLURM_JOB_ID": "7"}])
+@pytest.mark.parametrize("words", [[], ["-H", "node1:2"]])
+def test_a_job_without_a_number_is_refused_elsewhere(
+    environ: dict[str, str], words: list[str]
+) -> None:
+    given = {**os.environ, **environ, **(TWO if words else {})}
+    done = run_marked([*HSGD, "run", "--dry-run", *words, "true"], given, JOB_S)
+    assert done.returncode == 2
+    assert done.stderr.endswith("the following arguments are required: -np/-n\n")
 
 
 def test_an_elastic_job_without_a_number_takes_all_slots() -> None:

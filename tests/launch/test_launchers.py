@@ -4,7 +4,6 @@ goes on as rank 0 of 1.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -19,26 +18,11 @@ from hsgd import LaunchError
 from hsgd.job import launchers
 from hsgd.job.launchers import LAUNCHERS, launched
 from hsgd.testing.processes import run_marked
+from launcher_rows import ROWS, answers_of, variables
 from torchrun_runs import JOB_S, here
 
 __all__: list[str] = []
 
-# Rank 1 of 3: variables, and what the loader finds; None where no variable has the size.
-ROWS: dict[str, tuple[str, tuple[int, int] | None]] = {
-    "torchrun": ("TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=3", (1, 3)),
-    "Open MPI's mpirun": ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 PMIX_RANK=1", (1, 3)),
-    "MVAPICH's launcher": ("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=3", (1, 3)),
-    "jsrun": ("JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=3 PMIX_RANK=1", (1, 3)),
-    "an mpiexec of MPICH or Intel MPI": ("PMI_RANK=1 PMI_SIZE=3 MPI_LOCALRANKID=1", (1, 3)),
-    "horovodrun without MPI": ("HOROVOD_RANK=1 HOROVOD_SIZE=3", (1, 3)),
-    "PALS": ("PALS_RANKID=1 PMI_SIZE=3 PMI_RANK=1", (1, 3)),
-    "Flux": ("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=3", (1, 3)),
-    "srun": ("SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=3 SLURM_PROCID=1", (1, 3)),
-    "PMIx": ("PMIX_RANK=1", None),
-    "blaunch of LSF": ("LSF_PM_TASKID=2", None),
-    "PBS": ("PBS_NODENUM=1 PBS_TASKNUM=1", None),
-    "a launcher for torch": ("RANK=1 WORLD_SIZE=3", (1, 3)),
-}
 OTHERS = {
     "srun --mpi=pmix": (
         "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=3 SLURM_PROCID=1 PMIX_RANK=1 "
@@ -63,6 +47,10 @@ OTHERS = {
         "PMI_SIZE=3 MPI_LOCALRANKID=1",
         (1, 3),
     ),
+    "a program under srun -n1 that starts ranks": (
+        "RANK=1 WORLD_SIZE=3 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0",
+        (1, 3),
+    ),
     "torch's variables of an image": ("PMI_RANK=1 PMI_SIZE=3 RANK=0 WORLD_SIZE=1", (1, 3)),
 }
 ALONE = {
@@ -71,10 +59,6 @@ ALONE = {
     "a batch script of Slurm": "SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=4",
     "flux run of one task": "FLUX_TASK_RANK=0 FLUX_JOB_SIZE=1",
 }
-
-
-def variables(text: str) -> dict[str, str]:
-    return dict(word.split("=") for word in text.split())
 
 
 def test_each_row_of_the_table_is_tried() -> None:
@@ -120,41 +104,6 @@ def test_only_what_is_typed_in_the_shell_of_srun_pty_is_alone(
     assert rank_here(None, None, None, environ).world_size == size
 
 
-PROGRAM = """
-import json, os, sys, torch
-import torch.distributed as dist
-from mpi4py import MPI
-import hsgd, hsgd.torch as hvd
-from hsgd.io import PartitionedDataset, PartitionedLoader
-
-ways = {
-    "Comm": lambda: hsgd.Comm().size,
-    "hsgd.init": lambda: (hsgd.init(), hsgd.size())[1],
-    "hvd.init": lambda: (hvd.init(), hvd.size())[1],
-    "backend": lambda: (dist.init_process_group("hsgd"), dist.get_world_size())[1],
-    "strategy": lambda: hvd.DistributedOptimizer(
-        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), strategy="gossip"
-    ),
-    "PartitionedLoader": lambda: len(PartitionedLoader(sys.argv[1], 4, pad=False)),
-    "PartitionedDataset": lambda: len(PartitionedDataset(sys.argv[1], 4, pad=False)),
-}
-def try_all():
-    said = {}
-    for name, way in ways.items():
-        try:
-            said[name] = way()
-        except Exception as error:
-            said[name] = f"{type(error).__name__}: {error}"
-    return said
-
-for environ in json.loads(sys.argv[2]):  # no way in is taken: nothing is left of the one before
-    os.environ.update(environ)
-    print(json.dumps(try_all()), flush=True)
-    for name in environ:
-        del os.environ[name]
-"""
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_slabs(tmp_path_factory.mktemp("launchers") / "data", 48, 3))
@@ -167,12 +116,7 @@ IMAGE = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 RANK=0 WORLD_SIZE=1 MASTE
 def answers(folder: str) -> list[dict[str, str | int]]:
     """What each way into a job says, for each row, and for IMAGE."""
     texts = [*(text for text, _ in ROWS.values()), f"{IMAGE} MASTER_PORT=0"]
-    given = json.dumps(list(map(variables, texts)))
-    environ = here(OMPI_MCA_btl="self")
-    done = run_marked([sys.executable, "-c", PROGRAM, folder, given], environ, JOB_S)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(lines) == len(texts), done.stderr
-    return list(map(json.loads, lines))
+    return answers_of(folder, texts)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -123,6 +123,26 @@ def test_a_board_of_a_job_with_a_secret_hears_its_own_ranks_only(
         other.exchange("rank", 1)
 
 
+def test_a_value_of_one_group_is_refused_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PrefixStore keeps them apart, and hides from what it keeps which group that is."""
+    import torch.distributed as dist
+
+    from hsgd.c10d.rendezvous import open_board
+
+    monkeypatch.setenv(JOB_SECRET, SECRET)
+    raw = hash_store()
+    for name in ("one", "other"):
+        open_board(dist.PrefixStore(name, raw), name, 0, [0], 2.0).exchange("address", "@here")
+    kept = [key for key in raw.list_keys() if key.startswith("one/")]
+    assert len(kept) == 3
+    for key in kept:
+        raw.set(key.replace("one", "other"), raw.get(key))
+        with pytest.raises(ForeignValue):
+            SealedStore(dist.PrefixStore("other", raw), SECRET).get(
+                key.removeprefix("one/").replace("one", "other")
+            )
+
+
 def test_no_secret_is_ever_a_word_of_a_command() -> None:
     from hsgd.launch import launch, without_mpi
 

@@ -119,7 +119,7 @@ def test_what_a_stranger_reads_lets_nobody_in_and_what_it_writes_later_changes_n
     ("script", "options", "key"),
     [
         (MEETS, "--launcher torchrun", r"hsgd/comm/0/1"),
-        (GROUP, "--launcher torchrun", r"hsgd/0/0/rank/all"),
+        (GROUP, "--launcher torchrun", r"hsgd/0/0/0/rank/all"),
         (ELASTIC.replace("KEY", "events"), "--min-np 2", r"hsgd/agent/events"),
         (ELASTIC.replace("KEY", "finished"), "--min-np 2", r"hsgd/agent/finished"),
     ],

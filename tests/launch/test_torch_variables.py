@@ -70,6 +70,8 @@ SLURM = {
         ([], SLURM, False, "far1"),
         ([], SLURM, True, None),  # words for mpirun place the ranks
         ([], {}, True, None),
+        ([Host("localhost", 2), Host("far", 2)], {}, True, None),
+        ([Host("far", 2)], {"MASTER_ADDR": "mine", "MASTER_PORT": "5"}, True, "mine"),
         ([Host("far", 2)], {"MASTER_ADDR": "mine", "MASTER_PORT": "5"}, False, "mine"),
         ([Host("far", 2)], {"MASTER_ADDR": "mine"}, False, "mine"),
     ],
@@ -80,6 +82,35 @@ def test_rank_0_of_torch_is_on_the_first_host(
     found = torch_variables.meeting(hosts, environ, placed=placed)
     assert found.get("MASTER_ADDR") == address
     assert found.keys() == ({"MASTER_ADDR", "MASTER_PORT"} if address else set())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--nolocal",
+        "--map-by node:nolocal",
+        "--map-by rankfile:file=ranks",
+        "--map-by seq",
+        "--rankfile ranks",
+        "-rf ranks",
+        "--mca rmaps_base_no_schedule_local 1",
+        "-H far,localhost",
+    ],
+)
+@pytest.mark.parametrize("given", [{}, {"MASTER_ADDR": "far", "MASTER_PORT": "5"}])
+def test_nobody_is_told_of_a_wrong_host(words: str, given: dict[str, str]) -> None:
+    options = ["run", "--dry-run", "--launcher", "mpirun", "-np", "2", f"--mpi-args={words}"]
+    done = run_marked([*HSGD, *options, "train"], here(**given), JOB_S)
+    assert done.returncode == 0, done.stderr
+    assert ("MASTER_ADDR" in done.stdout) == bool(given)
+    assert done.stderr.startswith(f'hsgd: --mpi-args="{words}" place rank 0') != bool(given)
+
+
+@pytest.mark.parametrize("words", ["--map-by node", "--mca btl_tcp_links 2", "--oversubscribe"])
+def test_other_words_for_mpirun_change_nothing(words: str) -> None:
+    options = ["run", "--dry-run", "--launcher", "mpirun", "-np", "2", f"--mpi-args={words}"]
+    done = run_marked([*HSGD, *options, "train"], here(), JOB_S)
+    assert (done.returncode, done.stderr) == (0, "") and "MASTER_ADDR=127.0.0.1" in done.stdout
 
 
 def test_a_port_that_the_user_gave_alone_is_taken() -> None:

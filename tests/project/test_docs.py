@@ -138,6 +138,14 @@ def test_a_block_of_python_runs(block: Block, done: subprocess.CompletedProcess[
     assert done.stdout.count(f"\n{block} ran\n") == RANKS, done.stderr[-3000:]
 
 
+def test_examples_that_train_do_train(done: subprocess.CompletedProcess[str]) -> None:
+    """The loss falls, and does not rise beyond its start once training is under way."""
+    found = re.findall(r"^losses of (\S+): (\S+) (\S+) (\S+)$", done.stdout, re.MULTILINE)
+    assert {page for page, *_ in found} == {"diloco.md", "large_batches.md", "slow_networks.md"}
+    for page, first, most, last in found:
+        assert float(most) <= float(first) and float(last) < 0.05 * float(first), page
+
+
 def test_the_ranks_that_ran_the_blocks_end_well(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -159,6 +167,9 @@ def main() -> None:
             exec(code, names)
         MPI.COMM_WORLD.Barrier()
         sys.stdout.write(f"\n{block} ran\n")
+        if losses := names.pop("losses", None):
+            later = max(losses[len(losses) // 4 :])
+            sys.stdout.write(f"losses of {block.page.name}: {losses[0]} {later} {losses[-1]}\n")
         sys.stdout.flush()
 
 

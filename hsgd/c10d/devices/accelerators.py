@@ -67,9 +67,8 @@ class Accelerators:
             from hsgd.c10d.devices.device_collectives import DeviceCollectives
 
             options = self._options
-            self._own = DeviceCollectives(
-                options.store, options.group_rank, self._members, options.timeout
-            )
+            place = options.store, options.group_id, options.group_rank
+            self._own = DeviceCollectives(*place, self._members, options.timeout)
         return self._own
 
     def _backend(self, device: str, name: str) -> tuple[Any, Any]:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 
 from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.global_ranks import in_global_ranks
@@ -95,8 +94,10 @@ class DeviceCollectives(Collectives):
 
     _device_type = "cuda"
 
-    def __init__(self, store: Any, rank: int, members: list[int], timeout: timedelta) -> None:
-        super().__init__(PrefixStore("hsgd/cuda", store), rank, members, timeout)
+    def __init__(
+        self, store: Any, name: str, rank: int, members: list[int], timeout: timedelta
+    ) -> None:
+        super().__init__(store, f"{name}/cuda", rank, members, timeout)
         self._buckets = None  # they are in the device's memory
         self._comm = _DeviceSide(self._comm)
         self._sides: dict[int, Any] = {}

@@ -179,15 +179,36 @@ def test_a_folder_of_such_files_is_joined(tmp_path):
     assert len(lines) == 2
 
 
-def test_groups_that_are_no_samples_are_fields_as_before(tmp_path):
+def said_of_groups(hsgd_data, path):
+    code, shown, _ = hsgd_data("info", path)
+    assert code == 0
+    return "".join(line.strip() for line in shown.splitlines() if line.startswith("  alike"))
+
+
+@pytest.mark.parametrize(("count", "home"), [(2, ""), (15, "data/")])
+def test_info_says_of_fewer_groups_how_they_are_read(tmp_path, hsgd_data, count, home):
+    path = tmp_path / "few.h5"
+    with h5py.File(path, "w") as file:
+        for number in range(count):
+            file[f"{home}demo_{number}/obs/x"], file[f"{home}demo_{number}/y"] = np.ones((2, 5, 3))
+    line = said_of_groups(hsgd_data, path)
+    assert line.startswith(f"alike: {count} groups have obs/x, y, read as fields")
+    assert f'group="{home}demo_0"' in line and "16 groups or more" in line
+
+
+def test_groups_that_are_no_samples_are_fields_as_before(tmp_path, hsgd_data):
     with h5py.File(tmp_path / "splits.h5", "w") as file:
         for name in ("train", "test", "val"):
             file[f"{name}/x"], file[f"{name}/y"] = np.arange(9), np.arange(9)
     assert len(open_map(tmp_path / "splits.h5").fields) == 6
+    line = said_of_groups(hsgd_data, tmp_path / "splits.h5")
+    assert line.startswith("alike: 3 groups have x, y, read as fields whose rows are samples;")
+    assert 'group="test" reads one group alone' in line
     with h5py.File(tmp_path / "sensors.h5", "w") as file:
         for number in range(30):
             file[f"sensor{number}/value{number}"] = np.arange(9)
     assert len(open_map(tmp_path / "sensors.h5").fields) == 30
+    assert said_of_groups(hsgd_data, tmp_path / "sensors.h5") == ""
     sensors = tmp_path / "named.h5"
     with h5py.File(sensors, "w") as file:
         for number in range(30):
