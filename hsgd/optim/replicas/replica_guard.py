@@ -77,9 +77,10 @@ class ReplicaGuard:
         if comm.size == 1:
             return
         if comm is not self._comm:
-            mode = np.array([_MODES.index(self._wanted)], np.int64)
-            comm.broadcast(mode, name=_NAME)
-            self._comm, self._mode = comm, _MODES[int(mode[0])]
+            first = np.array([_MODES.index(self._wanted), self._steps], np.int64)
+            comm.broadcast(first, name=_NAME)  # a rank that joined has made no steps
+            mode, self._steps = first.tolist()
+            self._comm, self._mode = comm, _MODES[mode]
             self.restart()
         if self._mode == "0":
             return
