@@ -16,7 +16,7 @@ import numpy as np
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError, SignatureMismatch, about
 
-__all__ = ["agree"]
+__all__ = ["agree", "digest_of"]
 
 _DIGEST_BYTES = 7  # what an int64 holds with either sign
 _ABSENT = "absent"
@@ -44,12 +44,10 @@ def agree(
     refusal: Exception | None = None
     own: dict[str, str] = {}
     try:
-        own = {name: _ADDRESS.sub("", str(value)) for name, value in terms().items()}
+        own = _texts(terms())
     except Exception as error:  # of whatever kind: the others wait for the outcome
         refusal = error
-    packed = json.dumps(own, sort_keys=True)
-    octets = hashlib.blake2b(packed.encode(), digest_size=_DIGEST_BYTES).digest()
-    digest = int.from_bytes(octets, "little")
+    digest = digest_of(own)
     place = 0 if refusal is None else comm.size - comm.rank  # the lowest rank that refuses counts
     every = np.array([digest, -digest, place], np.int64)
     most, least, first = comm.allreduce(every, "max", name=f"terms of {what}").tolist()
@@ -57,6 +55,19 @@ def agree(
         _raise_refusal(comm, what, comm.size - first, refusal)
     if most != -least:
         _raise_difference(comm, what, own, remedy)
+
+
+def digest_of(values: Mapping[str, object]) -> int:
+    """Return a number from 0 to 2^56 - 1 that is equal where agree() finds the terms equal, and
+    otherwise almost never; local.
+    """
+    packed = json.dumps(_texts(values), sort_keys=True)
+    octets = hashlib.blake2b(packed.encode(), digest_size=_DIGEST_BYTES).digest()
+    return int.from_bytes(octets, "little")
+
+
+def _texts(values: Mapping[str, object]) -> dict[str, str]:
+    return {name: _ADDRESS.sub("", str(value)) for name, value in values.items()}
 
 
 def _raise_refusal(comm: Comm, what: str, rank: int, refusal: Exception | None) -> None:

@@ -12,22 +12,33 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, ReplicasDiffer
 from hsgd.optim.flat_vectors import joined, views_of
+from hsgd.optim.replicas.replica_guard import ReplicaGuard
 
 __all__ = ["WorkerGroup", "split_workers"]
 
-_KINDS: tuple[type[HsgdError], ...] = (PeerLost, CollectiveTimeout)  # of failures, told by share()
+# of failures, told by share()
+_KINDS: tuple[type[HsgdError], ...] = (PeerLost, CollectiveTimeout, ReplicasDiffer)
 
 
 class WorkerGroup:
     """Ranks that train as one worker; made collectively over `comm`, which close() closes.
 
-    parameters: float32 on the CPU, equal in shape on all ranks of the group.
+    parameters: float32 on the CPU, equal in shape on all ranks of the group. alike: tensors with
+    their names that all ranks of the group hold alike when gradients are averaged; a share of them
+    is compared each time. rank: this rank's number in errors about them.
     """
 
-    def __init__(self, comm: Comm, parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        parameters: Sequence[Tensor],
+        alike: Sequence[tuple[str, Tensor]],
+        rank: int,
+    ) -> None:
         self.comm = comm
+        self._guard = ReplicaGuard(lambda: list(alike), rank=rank)
         self._parameters = list(parameters)
         # Behind the gradients: which parameters have one, and whether the first rank wants to end.
         count = sum(p.numel() for p in self._parameters)
@@ -60,8 +71,9 @@ class WorkerGroup:
         """Make .grad the mean over the group; collective, blocking. Returns the leader's `ending`.
 
         A parameter that has no gradient on any rank keeps none. Gradients may come from a backward
-        pass or be assigned.
+        pass or be assigned. Raises ReplicasDiffer on all ranks of the group.
         """
+        self._guard.check(self.comm)
         for index, (p, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             if p.grad is None:
                 self._came[index] = False
@@ -107,7 +119,7 @@ class WorkerGroup:
         what: its name, for errors.
 
         Where that fails, all ranks raise: the leader its error, the others one of its kind where
-        that is PeerLost or CollectiveTimeout, else HsgdError.
+        that is PeerLost, CollectiveTimeout or ReplicasDiffer, else HsgdError.
         """
         outcome, failure = torch.zeros(1, dtype=torch.int32), None
         if self.leads:

@@ -10,8 +10,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from hsgd.comm import Comm
+from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import grouped_allreduce
 from hsgd.torch.compression import Compressor
+from hsgd.torch.exceptions import core_errors_as_horovods
+from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.operations.reductions import ADASUM
 
@@ -25,6 +29,9 @@ class AdasumDistributed(torch.optim.Optimizer):
     _compression: type[Compressor]
     process_set: ProcessSet
     backward_passes_per_step: int
+    _guard: ReplicaGuard
+    _job: Any = None  # of which _comm is
+    _comm: Comm | None = None
 
     @property
     def _parameter_names(self) -> dict[Tensor, str]:
@@ -70,4 +77,14 @@ class AdasumDistributed(torch.optim.Optimizer):
             parameters, before, found if sent else (), contexts, strict=True
         ):
             parameter.copy_(start + self._compression.decompress(tensor, context))
+        self._compare_replicas()
         return loss
+
+    def _compare_replicas(self) -> None:
+        job = runtime.current()
+        if self._job is not job:
+            number = self.process_set.process_set_id
+            self._job, self._comm = job, job.private_comm(number, "replica guard")
+        assert self._comm is not None
+        with core_errors_as_horovods():
+            self._guard.check(self._comm)

@@ -296,6 +296,8 @@ def DistributedOptimizer(
         raise ValueError(f'strategy is "{strategy}"; use one of {known}')
     if not bucket_cap_mb > 0:
         raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; give MiB above 0")
+    if named_parameters is not None:
+        named_parameters = list(named_parameters)  # a generator may be read once
     size = runtime.current().comm.size
     if op == ADASUM and size > 1 and not node_shared:
         return _with_adasum(
@@ -349,8 +351,8 @@ def DistributedOptimizer(
     return wrapped
 
 
-def _guard_of(wrapped: Distributed) -> ReplicaGuard:
-    found = weakref.ref(wrapped)  # whose reducer has the guard
+def _guard_of(wrapped: Distributed | AdasumDistributed) -> ReplicaGuard:
+    found = weakref.ref(wrapped)  # which has the guard
 
     def tensors() -> list[tuple[str, Tensor]]:
         alive = found()
@@ -370,6 +372,7 @@ def _with_adasum(
     wrapped = _behind(AdasumDistributed, optimizer)
     wrapped._names, wrapped._compression = names, compression
     wrapped.backward_passes_per_step, wrapped.process_set = passes, process_set
+    wrapped._guard = _guard_of(wrapped)
     return wrapped
 
 

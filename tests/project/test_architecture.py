@@ -101,15 +101,15 @@ PACKAGES = {
     ),
     "hsgd": "hsgd.box hsgd.cli hsgd.device hsgd.job hsgd.launch hsgd.status hsgd.trace",
     "hsgd.optim.triggers": "",
-    "hsgd.optim.diloco": "",
+    "hsgd.optim.diloco": "hsgd.optim.replicas",
     "hsgd.optim.large_batch": "",
-    "hsgd.optim.node_shared": "hsgd.optim.large_batch",
+    "hsgd.optim.node_shared": "hsgd.optim.large_batch hsgd.optim.replicas",
     "hsgd.optim.notified_tree": "hsgd.optim.large_batch",
     "hsgd.optim.gossip": "hsgd.optim.triggers",
     "hsgd.optim.elastic_averaging": "hsgd.box hsgd.optim.triggers",
     "hsgd.optim": (
         "hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.large_batch "
-        "hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.optim.triggers"
+        "hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.optim.replicas hsgd.optim.triggers"
     ),
     "hsgd.torch.negotiation": "",
     "hsgd.torch.operations": "hsgd.torch.negotiation",

@@ -15,6 +15,7 @@
 #include "binding/errors.hpp"
 #include "binding/group_calls.hpp"
 #include "hsgd_core.h"
+#include "kernels/weighted_sum.hpp"
 
 namespace nb = nanobind;
 
@@ -115,6 +116,13 @@ NB_MODULE(_native, module) {
         });
       },
       nb::arg("inputs"), nb::arg("out"), nb::arg("count"), nb::arg("dtype"));
+  module.def(
+      "weighted_sum",
+      [](uintptr_t words, uintptr_t weights, uint64_t count) {
+        return hsgd::weighted_sum(reinterpret_cast<const int32_t*>(words),
+                                  reinterpret_cast<const int64_t*>(weights), count);
+      },
+      nb::arg("words"), nb::arg("weights"), nb::arg("count"));
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });
   nb::class_<hsgd_allreduce_plan>(module, "AllreducePlan")
       .def_ro("memory_bytes", &hsgd_allreduce_plan::memory_bytes)

@@ -34,6 +34,7 @@ from hsgd.optim.diloco.outer_state import (
     average_outer,
     exchanged_here,
     go_on_from,
+    guards_of,
     kept_outer,
     load_fragments,
     mean_outer,
@@ -473,7 +474,8 @@ class DiLoCo(RestartableOptimizer):
         """
         group, compression = self._how
         self._waits_for_ranks, self._left, self._aborted = True, False, False
-        self._ranks = WorkerComms(comm, group, self._trained, self._terms)
+        named = self._fixed.named()
+        self._ranks = WorkerComms(comm, group, self._trained, named, self._terms)
         try:
             source, steps, has_outer = self._ranks.furthest(steps, bool(had))
             broadcast_initial(self._ranks.comm, self._params, self._trained, root=source)
@@ -489,6 +491,8 @@ class DiLoCo(RestartableOptimizer):
         self._metrics.steps = steps
         self._exchanged = exchanged_here(self._fragments, compression, workers, self._ranks.count)
         exchanges = [each.exchange for each in self._exchanged]
-        self._queue = ExchangesUnderWay(exchanges, workers, self._delay > 0 or self._eager)
+        guards = guards_of(self._fragments, named, self._ranks.comm.rank, self._eager)
+        behind = self._delay > 0 or self._eager
+        self._queue = ExchangesUnderWay(exchanges, workers, behind, guards)
         self._waits_for_ranks = comm is None
         self._ranks.before_close(self._comm_closes)

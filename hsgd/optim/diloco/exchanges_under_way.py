@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from hsgd.comm import Comm
+from hsgd.errors import ReplicasDiffer
 from hsgd.optim.background import BackgroundThread
 from hsgd.optim.diloco.diloco_metrics import DiLoCoMetrics
 from hsgd.optim.diloco.pseudo_gradient_exchange import Exchange
+from hsgd.optim.replicas.replica_guard import ReplicaGuard
 
 __all__ = ["ExchangesUnderWay", "Means", "Saved"]
 
@@ -34,13 +36,18 @@ class _UnderWay:
 
 class ExchangesUnderWay:
     """Those of one rank; all ranks have the same ones. workers: those who exchange; None: this rank
-    does not. in_background: in a thread, and not in the call that begins one.
+    does not. in_background: in a thread, and not in the call that begins one. guards: of what
+    workers hold alike of each fragment, or None; compared before an exchange.
     """
 
     def __init__(
-        self, exchanges: Sequence[Exchange], workers: Comm | None, in_background: bool
+        self,
+        exchanges: Sequence[Exchange],
+        workers: Comm | None,
+        in_background: bool,
+        guards: Sequence[ReplicaGuard | None] = (),
     ) -> None:
-        self._exchanges, self._workers = exchanges, workers
+        self._exchanges, self._workers, self._guards = exchanges, workers, guards
         self._thread = BackgroundThread("hsgd-diloco", self._abort) if in_background else None
         self._queue: list[_UnderWay] = []
         self.seconds = 0.0
@@ -56,7 +63,10 @@ class ExchangesUnderWay:
                 done = self._thread.submit(self._average, fragment, due, mine, buffers)
             else:
                 done = Future()
-                done.set_result(self._average(fragment, due, mine, buffers))
+                try:
+                    done.set_result(self._average(fragment, due, mine, buffers))
+                except ReplicasDiffer as error:  # the worker's other ranks hear of it as well
+                    done.set_exception(error)
         self._queue.append(_UnderWay(fragment, due, done))
 
     def first(self, step: int | None) -> int | None:
@@ -135,6 +145,9 @@ class ExchangesUnderWay:
         workers = self._workers
         assert workers is not None, "this rank exchanges"
         begin = time.perf_counter()
+        guard = self._guards[fragment]
+        if guard is not None:
+            guard.check(workers, due)
         mean = self._exchanges[fragment].average(mine, due)
         if buffers.numel():
             workers.allreduce(buffers, "mean", out=buffers, name="buffers of DiLoCo")

@@ -17,12 +17,15 @@ from hsgd.optim.diloco.fragments import Fragment, check_saved
 from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.diloco.pseudo_gradient_exchange import Compression, Exchange, exchange_of
 from hsgd.optim.diloco.worker_comms import WorkerComms
+from hsgd.optim.flat_vectors import views_of
+from hsgd.optim.replicas.replica_guard import ReplicaGuard
 
 __all__ = [
     "Exchanged",
     "average_outer",
     "exchanged_here",
     "go_on_from",
+    "guards_of",
     "kept_outer",
     "load_fragments",
     "mean_outer",
@@ -58,6 +61,37 @@ def exchanged_here(
         Exchanged(fragment, exchange, EagerGradient(count))
         for fragment, exchange in zip(fragments, exchanges, strict=True)
     ]
+
+
+def guards_of(
+    fragments: Sequence[Fragment], named: Sequence[tuple[str, Tensor]], rank: int, eager: bool
+) -> list[ReplicaGuard | None]:
+    """Of what workers hold alike when a fragment is exchanged: its outer weights and momentum,
+    which eager updates make each worker's own, and with the last fragment what is not trained;
+    local. named: all tensors. rank: this rank's number in errors.
+    """
+    guards: list[ReplicaGuard | None] = []
+    trained = {parameter for fragment in fragments for parameter in fragment.parameters}
+    resting = [(name, tensor) for name, tensor in named if tensor not in trained]
+    names = {tensor: name for name, tensor in named}
+    for fragment in fragments:
+        rest = resting if fragment is fragments[-1] else []
+
+        def alike(
+            fragment: Fragment = fragment, rest: list[tuple[str, Tensor]] = rest
+        ) -> list[tuple[str, Tensor]]:
+            outer = (fragment.outer_weights, fragment.velocity)
+            views = (views_of(each, fragment.parameters) for each in outer)
+            found = [*rest]
+            for parameter, weights, momentum in zip(fragment.parameters, *views, strict=True):
+                found.append((f"the outer model's {names[parameter]}", weights))
+                found.append((f"the outer momentum of {names[parameter]}", momentum))
+            return rest if eager else found
+
+        compares = bool(rest) or not eager
+        guard = ReplicaGuard(alike, turns=1, every=1, rank=rank)
+        guards.append(guard if compares else None)
+    return guards
 
 
 def saved_alike(own: Mapping[str, Any], ranks: WorkerComms, steps: int, eager: int) -> bool:

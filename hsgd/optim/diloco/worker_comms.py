@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.errors import HsgdError
+from hsgd.errors import HsgdError, ReplicasDiffer
 from hsgd.optim.optimizer_ranks import OptimizerRanks, Terms
 from hsgd.optim.worker_group import WorkerGroup, split_workers
 
@@ -23,7 +23,7 @@ __all__ = ["WorkerComms"]
 
 class WorkerComms(OptimizerRanks):
     """Made collectively over `comm`, blocking; None: this rank alone, local. group, parameters: as
-    DiLoCo's. terms: as OptimizerRanks'.
+    DiLoCo's. alike: as WorkerGroup's. terms: as OptimizerRanks'.
 
     comm: of all ranks. between: of the workers' first ranks; None: this is none. inside: this
     rank's worker, where it has several ranks. count: of workers.
@@ -35,8 +35,10 @@ class WorkerComms(OptimizerRanks):
         comm: Any,
         group: Literal["node"] | int | None,
         parameters: Sequence[Tensor],
+        alike: Sequence[tuple[str, Tensor]],
         terms: Terms,
     ) -> None:
+        self._alike = alike
         self.inside: WorkerGroup | None = None
         super().__init__(comm, "DiLoCo", terms)
         try:
@@ -67,9 +69,12 @@ class WorkerComms(OptimizerRanks):
     def told(self) -> Iterator[None]:
         """Where a collective in it fails, so do those in which other ranks wait for this one, now
         and not at the deadline. The error names no rank by number where workers number them anew.
+        Those who compared replicas all have the error, which numbers ranks as `comm`.
         """
         try:
             yield
+        except ReplicasDiffer:
+            raise
         except HsgdError as error:
             self.abort()
             if self.count != self.comm.size:
@@ -111,5 +116,5 @@ class WorkerComms(OptimizerRanks):
                 "and average gradients inside the node by other means"
             )
         if members.size > 1:
-            self.inside = WorkerGroup(members, parameters)
+            self.inside = WorkerGroup(members, parameters, self._alike, comm.rank)
         return workers

@@ -207,7 +207,8 @@ class ElasticAveraging(WrappingOptimizer):
 
     def _join_group(self, group_size: int | None) -> WorkerGroup:
         members = split_workers(self._comm, group_size, "ElasticAveraging: group_size")
-        return WorkerGroup(members, [p for p in self._parameters if p.requires_grad])
+        trained = [p for p in self._parameters if p.requires_grad]
+        return WorkerGroup(members, trained, self._fixed.named(), self._comm.rank)
 
     # --- what training scripts call ---
 

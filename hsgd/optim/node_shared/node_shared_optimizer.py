@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -24,6 +24,7 @@ from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.large_batch.lamb import LAMB
 from hsgd.optim.large_batch.lars import LARS
 from hsgd.optim.node_shared.node_gradients import ClusterGradients, NodeGradients
+from hsgd.optim.node_shared.node_guard import node_guard, option_terms, options_of
 from hsgd.optim.node_shared.shared_parameters import (
     ALIGNMENT,
     ParameterSlice,
@@ -96,16 +97,23 @@ class NodeSharedOptimizer(Optimizer):
             belongs to it.
         sparse_as_dense: make sparse gradients dense as they come. Without it they are refused with
             a TypeError.
+        names: of the parameters, for errors; those without are called by number.
 
+    A share of the nodes' copies is compared in each step, and the options of the groups of ranks.
     Raises ValueError for other optimizers, for one with state, and for foreign parameters; also
     when torch.amp.GradScaler is to make the step.
-    step() is collective over all ranks and blocking; it raises what collectives raise.
+    step() is collective over all ranks, blocking; raises what collectives do, and ReplicasDiffer.
     """
 
     loads_together = True
 
     def __init__(
-        self, optimizer: Optimizer, shared: SharedParameters, *, sparse_as_dense: bool = False
+        self,
+        optimizer: Optimizer,
+        shared: SharedParameters,
+        *,
+        sparse_as_dense: bool = False,
+        names: Mapping[Tensor, str] | None = None,
     ) -> None:
         self._shared = shared
         self._comm = shared.comm
@@ -116,6 +124,7 @@ class NodeSharedOptimizer(Optimizer):
         agree(self._comm, "node_shared", lambda: self._terms(optimizer, sparse_as_dense))
         every = shared.parameters
         self._fixed = FixedParameters("node_shared", self, every, every, every)
+        self._guard = node_guard(shared, self.param_groups, self._fixed, names or {})
         optimizer.state.clear()  # LARS makes its buffers at once; ours are shared
         self._ranges = {dtype: self._split(dtype) for dtype in shared.counts}
         self._gradients: NodeGradients | ClusterGradients
@@ -125,9 +134,7 @@ class NodeSharedOptimizer(Optimizer):
         self._used = torch.zeros(len(shared.parameters), dtype=torch.uint8)
         self._steps = [0] * len(shared.parameters)
         self._state_flats: dict[tuple[str, torch.dtype], Tensor] = {}
-        self._moved: set[tuple[ParameterSlice, str]] = (
-            set()
-        )  # state of pieces that lies there already
+        self._moved: set[tuple[ParameterSlice, str]] = set()  # state that lies there already
         self._hooked: set[int] = set()
         self._is_reduced = False
         super().__setstate__({})  # hooks around step()
@@ -162,9 +169,8 @@ class NodeSharedOptimizer(Optimizer):
         self.check_kind(optimizer)
         self._check(optimizer)
         terms = {"optimizer": self._kind.__name__, "sparse_as_dense": sparse_as_dense}
-        groups = zip(self._options(), self._indices(), strict=True)
-        for number, (options, indices) in enumerate(groups):
-            terms |= {f"{name} of group {number}": value for name, value in options.items()}
+        terms |= option_terms(self.param_groups)
+        for number, indices in enumerate(self._indices()):
             terms[f"group {number}"] = f"parameters {indices}"
         return terms
 
@@ -234,17 +240,12 @@ class NodeSharedOptimizer(Optimizer):
             by_index.setdefault(piece.index, []).append(parameter)
         groups = [
             {**options, "params": [part for i in indices for part in by_index.get(i, ())]}
-            for options, indices in zip(self._options(), self._indices(), strict=True)
+            for options, indices in zip(options_of(self.param_groups), self._indices(), strict=True)
         ]
         optimizer = self._kind(groups)
-        if isinstance(optimizer, LARS):
+        if self._kind is LARS:
             optimizer.keeps_norms = False  # any rank of the node may write to the weights
         return _Batch(pieces, parts, means, optimizer)
-
-    def _options(self) -> list[dict[str, Any]]:
-        """Those of the groups, as they are now."""
-        left_out = ("params", "param_names")
-        return [{k: v for k, v in g.items() if k not in left_out} for g in self.param_groups]
 
     def _indices(self) -> list[list[int]]:
         """The parameters of each group."""
@@ -339,7 +340,7 @@ class NodeSharedOptimizer(Optimizer):
         elif not self._is_reduced:
             self.synchronize()
         used = self._used.tolist()
-        options = self._options()
+        options = options_of(self.param_groups)
         for batch in self._batches:
             for group, inner in zip(options, batch.optimizer.param_groups, strict=True):
                 inner.update(group)
@@ -353,6 +354,7 @@ class NodeSharedOptimizer(Optimizer):
         self._share_state()
         self._shared.synchronize()
         self._is_reduced = False
+        self._guard.check(self._comm)  # before a rank can come back with the next gradients
         return loss
 
     def _mean(self, piece: ParameterSlice, room: Tensor | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Checksums of tensors: of the bits of their values, and of how these lie in memory.
 
 Owns the sums. Never communicates, and never waits for a device: what is summed there stays there.
+In host memory the core sums, in one pass; on a device torch does, by the same formula.
 
 A sum is that of 32-bit words, each times a random odd number of 64 bits, modulo 2^64: one flipped
 bit always changes it, and any other change goes unseen once in 2^32 times. Source of the family:
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from hsgd import _native
 from hsgd.optim.layouts import strides_of
 
 __all__ = ["CHUNK_WORDS", "fold", "layout_sum", "value_sums", "word_count"]
@@ -47,17 +49,25 @@ def layout_sum(name: str, tensor: Tensor) -> int:
     )
 
 
-def value_sums(tensor: Tensor, begin: int, end: int) -> Iterator[Tensor]:
+def value_sums(tensor: Tensor, begin: int, end: int) -> Iterator[int | Tensor]:
     """Of words [begin, end) of a tensor as its values lie in memory, each sum on its device; local.
     Blocking on the CPU only.
     """
     if begin >= end:
         return  # nothing that can be read: see word_count()
-    words, rest = _words(tensor)
-    for at in range(begin, min(end, words.numel()), CHUNK_WORDS):
-        yield _sum(words[at : min(at + CHUNK_WORDS, end)])
-    if end > words.numel():
-        yield _sum(rest)
+    values = _without_gaps(tensor)
+    whole = values.numel() * values.element_size() // _WORD
+    addressed = values.device.type == "cpu" and values.data_ptr() % _WORD == 0
+    words = None if addressed else _words(values, whole)
+    for at in range(begin, min(end, whole), CHUNK_WORDS):
+        count = min(CHUNK_WORDS, end - at, whole - at)
+        if words is None:
+            weights = _weights(values.device).data_ptr()
+            yield _native.weighted_sum(values.data_ptr() + at * _WORD, weights, count)
+        else:
+            yield _sum(words[at : at + count])
+    if end > whole:
+        yield _sum(_octets(values)[whole * _WORD :])
 
 
 def fold(sums: Iterable[int | Tensor]) -> int:
@@ -75,33 +85,38 @@ def fold(sums: Iterable[int | Tensor]) -> int:
     return total - (1 << 64) if total >> 63 else total
 
 
-@torch.no_grad()
-def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The values in the order of memory, as int32, and the bytes behind the last whole word."""
+def _without_gaps(tensor: Tensor) -> Tensor:
+    """The tensor, or a contiguous copy where there are gaps between its values."""
+    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor
     values = tensor.detach()
-    if torch.empty_like(values, device="meta").stride() == values.stride():  # without gaps
-        flat = values.as_strided((values.numel(),), (1,))
-    else:
-        flat = values.contiguous().view(-1)
-    octets = flat.view(torch.uint8)
-    whole = octets.numel() // _WORD * _WORD
+    if torch.empty_like(values, device="meta").stride() == values.stride():
+        return values
+    return values.contiguous()
+
+
+@torch.no_grad()
+def _octets(values: Tensor) -> Tensor:
+    """The bytes of values without gaps, in the order of memory."""
+    return values.detach().as_strided((values.numel(),), (1,)).view(torch.uint8)
+
+
+@torch.no_grad()
+def _words(values: Tensor, whole: int) -> Tensor:
+    octets = _octets(values)[: whole * _WORD]
     if octets.storage_offset() % _WORD:
         octets = octets.clone()
-    return octets[:whole].view(torch.int32), octets[whole:]
+    return octets.view(torch.int32)
 
 
 @torch.no_grad()
 def _sum(words: Tensor) -> Tensor:
-    weights, scratch = _memory(words.device)
-    count = words.numel()
-    products = scratch[:count]
-    products.copy_(words)
-    return products.mul_(weights[:count]).sum()
+    return (words.to(torch.int64) * _weights(words.device)[: words.numel()]).sum()
 
 
 @functools.cache
-def _memory(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Weights, the same on all ranks, and room for products."""
+def _weights(device: torch.device) -> Tensor:
+    """The same on all ranks."""
     made = torch.Generator().manual_seed(20201203)
     weights = torch.randint(-(1 << 62), 1 << 62, (CHUNK_WORDS,), generator=made, device="cpu")
-    return (weights * 2 + 1).to(device), torch.empty(CHUNK_WORDS, dtype=torch.int64, device=device)
+    return (weights * 2 + 1).to(device)

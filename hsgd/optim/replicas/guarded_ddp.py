@@ -89,7 +89,7 @@ class _Group:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self.size = group.size()
+        self.rank, self.size = group.rank(), group.size()
         devices = group._device_types
         self._device = next((d for d in devices if d.type == "cpu"), devices[0])
 

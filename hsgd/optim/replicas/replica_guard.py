@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hsgd.agree import agree, digest_of
 from hsgd.comm import Comm
 from hsgd.config import Config
-from hsgd.errors import ReplicasDiffer
+from hsgd.errors import ReplicasDiffer, SignatureMismatch
 from hsgd.optim.replicas.checksums import CHUNK_WORDS, fold, layout_sum, value_sums, word_count
 
 __all__ = ["ReplicaGuard"]
@@ -27,6 +28,7 @@ _LEAST_WORDS = CHUNK_WORDS // 4  # of a turn
 _TENSOR_WORDS = CHUNK_WORDS // 2  # what the beginning of a tensor costs, in words that are summed
 _MODES = ("share", "0", "1")
 _NAME = "replica guard"
+_LEAST = -(1 << 63)
 
 
 class ReplicaGuard:
@@ -35,10 +37,26 @@ class ReplicaGuard:
     tensors: gives them with their names, which are equal on all ranks. The first rank's
     HSGD_CHECK_REPLICAS holds for all: with "share" everything in the first step, then a share in
     each, so that all is compared within 264 steps.
+    turns: steps in which all is looked at. every: steps from one exchange to the next.
+    terms: gives further values by name that are to be equal on all ranks, compared as text in each
+    exchange. rank: this rank's number in errors; None: that in the communicator.
+    part: of the ranks that see the same memory which one this is, and how many there are, of which
+    each sums its own part; alike on all nodes. A rank above sums nothing.
     """
 
-    def __init__(self, tensors: Callable[[], Named]) -> None:
-        self._tensors = tensors
+    def __init__(
+        self,
+        tensors: Callable[[], Named],
+        *,
+        turns: int = _TURNS,
+        every: int = _EVERY,
+        terms: Callable[[], Mapping[str, object]] | None = None,
+        rank: int | None = None,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._tensors, self._terms = tensors, terms
+        self._turn_count, self._every = turns, every
+        self._rank, self._part = rank, part
         self._wanted: str = Config.from_env().check_replicas
         self._mode: str = self._wanted
         self._comm: Comm | None = None
@@ -51,71 +69,99 @@ class ReplicaGuard:
         self._turns: list[list[tuple[str, Tensor, int, int]]] = []
         self._sums: list[int | Tensor] = []
 
-    def check(self, comm: Comm) -> None:
-        """Look at what is due in this step; collective over `comm`, blocking in one of 8 steps.
-        Raises ReplicasDiffer on all ranks.
+    def check(self, comm: Comm, step: int | None = None) -> None:
+        """Look at what is due in this step; collective over `comm`, blocking in one of `every`
+        steps. step: its number in errors; None: that of the call. Raises ReplicasDiffer on all
+        ranks.
         """
         if comm.size == 1:
             return
         if comm is not self._comm:
-            mode = np.array([_MODES.index(self._wanted)], np.int64)
-            comm.broadcast(mode, name=_NAME)
-            self._comm, self._mode = comm, _MODES[int(mode[0])]
+            first = np.array([_MODES.index(self._wanted), self._steps], np.int64)
+            comm.broadcast(first, name=_NAME)  # a rank that joined has made no steps
+            mode, self._steps = first.tolist()
+            self._comm, self._mode = comm, _MODES[mode]
             self.restart()
         if self._mode == "0":
             return
-        self._steps += 1
+        self._steps = self._steps + 1 if step is None else step
         whole = self._mode == "1" or self._since == 0
         if whole or not self._turns:
-            self._turns = _divided(_in_order(self._tensors()))
+            self._turns = self._divided()
         if whole:
             for turn in self._turns:
                 self._take(turn)
         elif self._turns:
             self._take(self._turns.pop())
         self._since += 1
-        if whole or self._since % _EVERY == 0:
+        if whole or self._since % self._every == 0:
             total, self._sums = fold(self._sums), []
-            if not _equal(comm, [total])[0]:
+            if not all(_equal(comm, self._compared(total))):
                 self._find(comm)
+
+    def _divided(self) -> list[list[tuple[str, Tensor, int, int]]]:
+        """What this rank sums, in turns, the last one first."""
+        here, parts = self._part
+        if here >= parts:
+            return [[]] * self._turn_count
+        turns = _divided(_in_order(self._tensors()), self._turn_count * parts)
+        return turns[here::parts] or [[]] * self._turn_count
+
+    def _compared(self, total: int) -> list[int | None]:
+        here, parts = self._part
+        own: list[int | None] = [total if part == here else None for part in range(parts)]
+        return own if self._terms is None else [*own, digest_of(self._terms())]
 
     def _take(self, turn: Sequence[tuple[str, Tensor, int, int]]) -> None:
         for name, tensor, begin, end in turn:
             if begin == 0:
                 self._sums.append(layout_sum(name, tensor))
             # Values may have changed shape or dtype since the turns were made.
-            for one in value_sums(tensor, begin, min(end, word_count(tensor))):
-                self._sums.append(int(one) if one.device.type == "cpu" else one)
+            self._sums.extend(value_sums(tensor, begin, min(end, word_count(tensor))))
 
     def _find(self, comm: Comm) -> None:
-        """Say which parameter differs, if one still does; collective."""
+        """Say which term or parameter differs, if one still does; collective."""
+        self._agree(comm)
         named = _in_order(self._tensors())
         names = [len(named), fold(layout_sum(name, torch.empty(0)) for name, _ in named)]
         if not all(_equal(comm, names)):
             what = "has other parameters, by name,"
-            raise self._error(comm, None, what, comm.allgather(np.array([names])), "")
+            raise self._error(comm, None, what, names, "")
         layouts = [layout_sum(name, tensor) for name, tensor in named]
         values = [fold(value_sums(tensor, 0, word_count(tensor))) for _, tensor in named]
         same = [all(pair) for pair in zip(_equal(comm, layouts), _equal(comm, values), strict=True)]
         if all(same):
             return  # made equal meanwhile
         first = same.index(False)
-        table = comm.allgather(np.array([[layouts[first], values[first]]], np.int64))
-        laid_out_alike = len(set(table[:, 0].tolist())) == 1
+        laid_out_alike = _equal(comm, layouts[first : first + 1])[0]
         what = f"has other {'values' if laid_out_alike else 'strides, shape or dtype'} of "
         name = named[first][0]
         count = f" ({same.count(False)} of {len(same)} parameters differ)"
-        raise self._error(comm, name, what + name, table if laid_out_alike else table[:, :1], count)
+        own = values if laid_out_alike else layouts
+        raise self._error(comm, name, what + name, own[first : first + 1], count)
+
+    def _agree(self, comm: Comm) -> None:
+        """Raise ReplicasDiffer if terms differ, which makes parameters differ; collective."""
+        if self._terms is None:
+            return
+        try:
+            agree(comm, f"replica guard, step {self._steps}", self._terms)
+        except SignatureMismatch as mismatch:
+            error = ReplicasDiffer(str(mismatch))
+            error.rank, error.ranks = mismatch.rank, (mismatch.rank,)
+            raise error from None
 
     def _error(
-        self, comm: Comm, name: str | None, what: str, table: np.ndarray, count: str
+        self, comm: Comm, name: str | None, what: str, own: Sequence[int], count: str
     ) -> ReplicasDiffer:
-        rows = [tuple(row) for row in table.tolist()]
-        found = Counter(rows)
-        most = max(rows, key=lambda row: found[row])  # of equally many that of the lowest rank
-        ranks = tuple(rank for rank, row in enumerate(rows) if row != most)
+        """About those whose numbers are not those of most; collective, blocking."""
+        rank = comm.rank if self._rank is None else self._rank
+        rows = sorted(map(tuple, comm.allgather(np.array([[rank, *own]], np.int64)).tolist()))
+        found = Counter(row[1:] for row in rows)
+        most = max(rows, key=lambda row: found[row[1:]])[1:]  # of equally many the lowest rank's
+        ranks = tuple(rank for rank, *row in rows if tuple(row) != most)
         told = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if ranks[8:] else "")
-        others = [rank for rank, row in enumerate(rows) if row == most]
+        others = [rank for rank, *row in rows if tuple(row) == most]
         against = f"rank {others[0]}" if len(others) == 1 else f"the other {len(others)} ranks"
         error = ReplicasDiffer(
             f"replica guard, step {self._steps}: rank {told} {what} than {against}{count}; usual "
@@ -132,10 +178,10 @@ def _in_order(named: Named) -> Named:
     return sorted(named, key=lambda pair: re.sub(r"\d+", lambda m: m[0].zfill(9), pair[0]))
 
 
-def _divided(named: Named) -> list[list[tuple[str, Tensor, int, int]]]:
-    """The words of all tensors in turns of about equal cost, the last one first."""
+def _divided(named: Named, count: int) -> list[list[tuple[str, Tensor, int, int]]]:
+    """The words of all tensors in up to `count` turns of about equal cost, the last one first."""
     total = sum(word_count(tensor) + _TENSOR_WORDS for _, tensor in named)
-    most = max(_LEAST_WORDS, -(-total // (_TURNS - 1)))
+    most = max(_LEAST_WORDS, -(-total // max(count - 1, 1)))
     turns: list[list[tuple[str, Tensor, int, int]]] = [[]]
     left = most
     for name, tensor, begin, end in _pieces(named, most):
@@ -156,9 +202,12 @@ def _pieces(named: Named, most: int) -> Iterator[tuple[str, Tensor, int, int]]:
             yield name, tensor, begin, min(begin + step, count)
 
 
-def _equal(comm: Comm, numbers: Sequence[int]) -> list[bool]:
-    """Which of them all ranks have alike; collective, blocking."""
-    own = np.array([*numbers, *(~number for number in numbers)], np.int64)
-    comm.allreduce(own, "max", out=own, name=_NAME)
+def _equal(comm: Comm, numbers: Sequence[int | None]) -> list[bool]:
+    """Which of them all ranks have alike, but those that have None; collective, blocking."""
     count = len(numbers)
-    return [bool(each) for each in own[:count] == ~own[count:]]
+    if not count:
+        return []
+    pairs = [(_LEAST, _LEAST) if number is None else (number, ~number) for number in numbers]
+    own = np.array(pairs, np.int64)
+    comm.allreduce(own, "max", out=own, name=_NAME)
+    return [bool(most == ~least or most == least == _LEAST) for most, least in own.tolist()]

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.errors import HsgdError, ReplicasDiffer
+from hsgd.errors import HsgdError
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import sparse_allreduce_async
-from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.exceptions import HorovodInternalError, core_errors_as_horovods
 from hsgd.torch.gradients.agreement import agree, split
 from hsgd.torch.gradients.backward_pass import BackwardPass, hook_leaf
 from hsgd.torch.gradients.closure_loss import combine_loss
@@ -158,14 +158,10 @@ class GradientReducer:
 
     def _check_replicas(self, comm: Comm) -> None:
         """At the end of a round of all ranks; collective."""
-        try:
-            if self.guard is not None and not self._with_joined:
+        if self.guard is not None and not self._with_joined:
+            with core_errors_as_horovods():
                 self.guard.check(comm)
-            self._with_joined = False
-        except ReplicasDiffer:
-            raise
-        except HsgdError as error:
-            raise HorovodInternalError(str(error)) from error
+        self._with_joined = False
 
     def close_round(self) -> None:
         """reduce() what came and was not reduced, so that ranks stay together; collective then. In

@@ -6,18 +6,17 @@ Owns the way from the job's ranks to hsgd.optim.node_shared. Never moves data.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from hsgd.errors import HsgdError
 from hsgd.optim.node_shared.node_shared_optimizer import (
     NodeSharedOptimizer,
     SharedParameters,
 )
 from hsgd.torch.compression import Compression
-from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.exceptions import core_errors_as_horovods
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import global_process_set
 from hsgd.torch.operations.reductions import AVERAGE
@@ -38,15 +37,11 @@ def share_parameters(model: torch.nn.Module, root_rank: int = 0) -> SharedParame
 
 class _SharedOptimizer(NodeSharedOptimizer):
     """A NodeSharedOptimizer whose collectives fail as Horovod's do: with HorovodInternalError, of
-    which what the core raised is the __cause__.
+    which what the core raised is the __cause__. ReplicasDiffer stays: nothing can be restored.
     """
 
-    @contextlib.contextmanager
-    def reporting(self) -> Iterator[None]:
-        try:
-            yield
-        except HsgdError as error:
-            raise HorovodInternalError(str(error)) from error
+    def reporting(self) -> contextlib.AbstractContextManager[None]:
+        return core_errors_as_horovods()
 
 
 def share_optimizer(
@@ -60,7 +55,7 @@ def share_optimizer(
     """The optimizer of DistributedOptimizer(node_shared=True); collective, blocking.
 
     strategy: "auto" or "after_backward", which change nothing here. others: what else was given;
-    model, named_parameters and backward_passes_per_step change nothing.
+    backward_passes_per_step changes nothing, model and named_parameters give names for errors.
     Raises ValueError for optimizers and options that cannot be sharded.
     """
     refuse_options(strategy, options)
@@ -81,7 +76,11 @@ def share_optimizer(
         )
     NodeSharedOptimizer.check_kind(optimizer)
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return _SharedOptimizer(optimizer, _share(parameters, 0), sparse_as_dense=sparse_as_dense)
+    model, named = others["model"], others["named_parameters"] or ()
+    names = {p: name for name, p in (named if model is None else model.named_parameters())}
+    return _SharedOptimizer(
+        optimizer, _share(parameters, 0), sparse_as_dense=sparse_as_dense, names=names
+    )
 
 
 def _share(parameters: Iterable[torch.nn.Parameter], root: int) -> SharedParameters:
