@@ -16,10 +16,11 @@ from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.job import agent_link, mpi_calls
 from hsgd.job.agent_link import AgentLink
+from hsgd.launch import as_horovod
 from hsgd.metrics import Counters
 from hsgd.torch.job import operation_timeline, runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
-from hsgd.torch.settings import HorovodSettings
+from hsgd.torch.settings import HorovodSettings, ignored
 
 __all__ = [
     "ccl_built",
@@ -76,6 +77,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     settings = HorovodSettings.from_env()
     job = _start(comm, settings, agent)
     global_process_set.ranks = job.members(0)
+    if job.comm.rank == 0:
+        as_horovod.announce(ignored())
     try:
         for index, process_set in enumerate(process_sets or ()):
             _register(job, process_set, index)
