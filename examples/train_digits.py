@@ -44,8 +44,8 @@ if api.parse_known_args()[0].api == "hsgd":
 else:
     import horovod.torch as hvd
 
-# Horovod communicates through the interposer if it is there, hsgd.torch by itself.
-read_counters = hvd.metrics if api.parse_known_args()[0].api == "hsgd" else interposer_counters
+# hsgd.torch has counters; Horovod communicates through the interposer if that is there.
+read_counters = getattr(hvd, "metrics", interposer_counters)
 COLUMNS = (  # title, key in the JSON, factor, format
     ("epoch", "epoch", 1, "d"),
     ("loss", "loss", 1, ".4f"),

@@ -27,10 +27,10 @@ from hsgd.config import Config
 from hsgd.errors import LaunchError
 from hsgd.launch import hook, preload
 
-__all__ = ["OTHER_WAY", "VERSION", "announce", "by_plugin", "find", "is_on", "refuse_beside"]
+__all__ = ["VERSION", "announce", "by_plugin", "find", "is_on", "other_way", "refuse_beside"]
 
 VERSION = "0.28.1"  # whose names hsgd.torch has
-OTHER_WAY = (
+_OTHER_WAY = (
     f"horovodrun --plugin {preload.INTERPOSER} (HOROVOD_PLUGIN={preload.INTERPOSER}) keeps "
     "Horovod's own horovod.torch, over MPI calls of hsgd"
 )
@@ -73,11 +73,18 @@ def by_plugin() -> bool:
     )
 
 
+def other_way() -> str:
+    """What to add to an error of hsgd.torch that Horovod's own would not raise; empty unless the
+    plugin gave the script hsgd.torch. Local.
+    """
+    return f"; {_OTHER_WAY}" if _TORCH in sys.modules and by_plugin() else ""
+
+
 def find(name: str, installed: str | None) -> ModuleSpec | None:
     """What stands for the module `name` of Horovod; None if Horovod's own is to be taken. Local.
 
-    installed: where Horovod is, if it is. Raises LaunchError if it is and HSGD_AS_HOROVOD=1 does not
-    pass it over, ModuleNotFoundError for modules that hsgd has not.
+    installed: where Horovod is, if it is. Raises LaunchError if HSGD_AS_HOROVOD=1 does not pass
+    that over, ModuleNotFoundError for modules that hsgd has not.
     """
     choice = Config.from_env().as_horovod
     if choice == "0":
@@ -106,7 +113,7 @@ def _find_for_plugin(name: str) -> ModuleSpec | None:
         if name not in _MODULES:
             raise ModuleNotFoundError(
                 f"No module named {name!r}: with HOROVOD_PLUGIN=hsgd horovod.torch is hsgd.torch, "
-                f"which has no such module; {OTHER_WAY}",
+                f"which has no such module; {_OTHER_WAY}",
                 name=name,
             )
         return ModuleSpec(name, _PluginAlias(name, _MODULES[name]))
@@ -160,17 +167,23 @@ class _PluginAlias(_Alias):
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        module.__getattr__ = self._miss  # type: ignore[method-assign]
+        if self._name == _TORCH:
+            for name, target in _MODULES.items():
+                if name.startswith(_TORCH):
+                    served: Any = importlib.import_module(target)
+                    served.__getattr__ = functools.partial(_refuse_missing, name, target)
 
-    def _miss(self, wanted: str) -> NoReturn:
-        """For a name that the module has not. Horovod's own are no question of a script, whether
-        there is such a name, but a need: SystemExit, which `from ... import` passes on."""
-        if wanted in _horovods_names(self._name):
-            raise SystemExit(
-                f"hsgd: error: HOROVOD_PLUGIN=hsgd: {self._name} is hsgd.torch, which has no "
-                f"{wanted}; {OTHER_WAY}"
-            )
-        raise AttributeError(f"module {self._target!r} has no attribute {wanted!r}")
+
+def _refuse_missing(name: str, target: str, wanted: str) -> NoReturn:
+    """Refuse what the module `target` has not. SystemExit if Horovod's own `name` has it: a script
+    that asks for that needs it, and `from ... import` would replace an AttributeError.
+    """
+    if wanted in _horovods_names(name):
+        raise SystemExit(
+            f"hsgd: error: HOROVOD_PLUGIN=hsgd: {name} is {target}, which has no {wanted}; "
+            f"{_OTHER_WAY}"
+        )
+    raise AttributeError(f"module {target!r} has no attribute {wanted!r}")
 
 
 @functools.cache
@@ -199,17 +212,17 @@ def refuse_beside(name: str) -> None:
     """Raise LaunchError if the framework `name` of Horovod comes into a process whose horovod.torch
     is hsgd's; local. One that Horovod was not built for does not: it fails by itself.
     """
-    built = any(path.parent.name == name.partition(".")[2] for path in preload.horovod_libraries())
-    if name in _OTHERS and built and by_plugin():
-        served = {_TORCH, _PROCESS_SETS} & sys.modules.keys()
-        _refuse_both(name if served else None)
+    if name not in _OTHERS or not by_plugin() or not {_TORCH, _PROCESS_SETS} & sys.modules.keys():
+        return
+    if any(path.parent.name == name.partition(".")[2] for path in preload.horovod_libraries()):
+        _refuse_both(name)
 
 
 def _refuse_both(other: str | None) -> None:
     if other is not None:
         raise LaunchError(
             f"this program imports both horovod.torch, which is hsgd.torch, and {other}, which is "
-            f"Horovod's; {OTHER_WAY}"
+            f"Horovod's; {_OTHER_WAY}"
         )
 
 
@@ -222,7 +235,7 @@ def announce(ignored: tuple[str, ...]) -> None:
     if _TORCH not in sys.modules or not is_on():
         return
     if by_plugin():
-        print(f"hsgd: horovod.torch is hsgd.torch; {OTHER_WAY}", file=sys.stderr)
+        print(f"hsgd: horovod.torch is hsgd.torch; {_OTHER_WAY}", file=sys.stderr)
     if ignored:
         print(
             f"hsgd: {', '.join(ignored)}: ignored, because hsgd.torch does not read them",

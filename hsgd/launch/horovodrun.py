@@ -25,9 +25,9 @@ from hsgd.launch import launch, mpirun, preload
 __all__ = ["check_launch", "extend", "mpi_run"]
 
 HELP = (
-    f"{preload.AS_HOROVOD}: `import horovod.torch` gives hsgd.torch in all workers; other frameworks "
-    f"get the other plugin. {preload.INTERPOSER}: Horovod stays, and its MPI calls become two-level "
-    "ones. Both need MPI: not for Gloo, elastic or jsrun launches. Default: "
+    f"{preload.AS_HOROVOD}: `import horovod.torch` gives hsgd.torch in all workers, and other "
+    f"frameworks get the other plugin. {preload.INTERPOSER}: Horovod stays, and its MPI calls "
+    "become two-level ones. Both need MPI: not for Gloo, elastic or jsrun launches. Default: "
     f"${preload.VARIABLE}."
 )
 ALTERNATIVES = (

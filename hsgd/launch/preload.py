@@ -267,7 +267,8 @@ def verify_horovod() -> None:
         if not _is_ours(owner):
             raise LaunchError(
                 f"the interposer came too late: {path} calls {_SYMBOL} of {owner or 'nobody'}; "
-                f"start with horovodrun --plugin {INTERPOSER}, `hsgd run` or {VARIABLE}={INTERPOSER}"
+                f"start with horovodrun --plugin {INTERPOSER}, `hsgd run` or "
+                f"{VARIABLE}={INTERPOSER}"
             )
     if loaded:
         _check_engine()

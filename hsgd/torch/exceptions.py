@@ -1,8 +1,8 @@
 """The exception names of Horovod that scripts catch.
 
 Owns the classes only. HorovodInternalError is Horovod's word for "a collective failed"; what the
-core raised is its __cause__. With HOROVOD_PLUGIN=hsgd they are the classes of the installed Horovod,
-which a script may have from horovod.common.exceptions.
+core raised is its __cause__. With HOROVOD_PLUGIN=hsgd they are the classes of the installed
+Horovod, which a script may have from horovod.common.exceptions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING or not as_horovod.by_plugin():
             self.skip_sync = skip_sync
 
     class HorovodVersionMismatchError(ImportError):
-        """A framework is not the one that was built for. Never raised by hsgd, which builds for none;
-        kept for scripts that catch it.
+        """A framework is not the one that was built for. Never raised by hsgd, which builds for
+        none; kept for scripts that catch it.
         """
 
         def __init__(self, name: str, version: str, installed_version: str) -> None:

@@ -7,13 +7,14 @@ do.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hsgd import built
 from hsgd.comm import Comm
 from hsgd.config import Config
-from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
 from hsgd.job import agent_link, mpi_calls
 from hsgd.job.agent_link import AgentLink
 from hsgd.launch import as_horovod
@@ -79,6 +80,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     global_process_set.ranks = job.members(0)
     if job.comm.rank == 0:
         as_horovod.announce(ignored())
+    if Config.from_env().report:
+        job.endings.append(lambda: _report(job))
     try:
         for index, process_set in enumerate(process_sets or ()):
             _register(job, process_set, index)
@@ -98,11 +101,17 @@ def _start(comm: Any, settings: HorovodSettings, agent: AgentLink | None) -> run
             if agent is None:
                 raise
             agent.leave(lost)
+        except (LaunchError, MissingExtra) as error:
+            raise type(error)(f"{error}{as_horovod.other_way()}") from error
         else:
             if agent is not None:
                 job.endings.append(agent.forget_world)
                 agent.when_broken(job.abort)
             return job
+
+
+def _report(job: runtime.Runtime) -> None:
+    print(f"hsgd: rank {job.comm.rank}: hsgd.torch: {job.metrics().line()}", file=sys.stderr)
 
 
 def shutdown() -> None:
