@@ -73,11 +73,11 @@ def by_plugin() -> bool:
     )
 
 
-def other_way() -> str:
-    """What to add to an error of hsgd.torch that Horovod's own would not raise; empty unless the
-    plugin gave the script hsgd.torch. Local.
+def other_way(first: str = "") -> str:
+    """What to add, `first` first, to an error of hsgd.torch that Horovod's own would not raise;
+    empty unless the plugin gave the script hsgd.torch. Local.
     """
-    return f"; {_OTHER_WAY}" if _TORCH in sys.modules and by_plugin() else ""
+    return f"; {first}{_OTHER_WAY}" if _TORCH in sys.modules and by_plugin() else ""
 
 
 def find(name: str, installed: str | None) -> ModuleSpec | None:

@@ -177,6 +177,22 @@ def test_a_function_of_horovod_run_gets_hsgd_torch(tmp_path: Path) -> None:
     assert "[('hsgd.torch', 2), ('hsgd.torch', 2)]" in done.stdout, done.stderr
 
 
+def test_ranks_with_unequal_plugins_end_and_are_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        "    os.environ['HOROVOD_PLUGIN'] = 'hsgd-mpi'\n"
+        "import horovod.torch as hvd\n"
+        "hvd.init()\n"
+    )
+    environ = installed_environ(HOROVOD_PLUGIN="hsgd", HSGD_TIMEOUT_S="20", **AS_ROOT)
+    environ["HSGD_ABORT_AFTER_S"] = "1"
+    words = [str(BIN / "mpirun"), "-np", "2", sys.executable, str(tmp_path / "train.py")]
+    done = run_marked(words, environ, JOB_S)
+    assert done.returncode != 0
+    assert "HOROVOD_PLUGIN must be the same on all ranks" in done.stderr
+
+
 def test_settings_that_hsgd_torch_does_not_read_are_named() -> None:
     found = ignored(
         {"HOROVOD_TIMELINE": "t", "HOROVOD_FUSION_THRESHOLD": "1", "HOROVOD_RANK": "0", "HOME": "/"}

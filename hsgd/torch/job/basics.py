@@ -14,7 +14,7 @@ from typing import Any
 from hsgd import built
 from hsgd.comm import Comm
 from hsgd.config import Config
-from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.job import agent_link, mpi_calls
 from hsgd.job.agent_link import AgentLink
 from hsgd.launch import as_horovod
@@ -101,8 +101,10 @@ def _start(comm: Any, settings: HorovodSettings, agent: AgentLink | None) -> run
             if agent is None:
                 raise
             agent.leave(lost)
-        except (LaunchError, MissingExtra) as error:
-            raise type(error)(f"{error}{as_horovod.other_way()}") from error
+        except HsgdError as error:
+            other_way = as_horovod.other_way("HOROVOD_PLUGIN must be the same on all ranks; ")
+            error.args = (f"{error}{other_way}", *error.args[1:])
+            raise
         else:
             if agent is not None:
                 job.endings.append(agent.forget_world)
