@@ -52,7 +52,7 @@ help: ## show this list
 	@echo "mpich, or empty for the mpicc on PATH), SANITIZE=thread|address|undefined (native tests),"
 	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, CHECK_BUDGET_S=$(CHECK_BUDGET_S), CHAOS_FAULTS=$(CHAOS_FAULTS), SOAK_ARGS, FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
 
-demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data: plain Horovod, --plugin hsgd and hsgd.torch in turns
+demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data: plain Horovod, --plugin hsgd-mpi and --plugin hsgd in turns
 	$(BIN)/python examples/gain/compare.py --output demo --target-accuracy 85 </dev/null
 
 test: export WERROR := 1

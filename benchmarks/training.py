@@ -1,5 +1,5 @@
-"""What communication costs a training step: plain Horovod, Horovod with the plugin, hsgd.torch, and
-DistributedDataParallel over gloo, interleaved in one run.
+"""What communication costs a training step: plain Horovod, Horovod with the plugin hsgd-mpi,
+hsgd.torch, and DistributedDataParallel over gloo, interleaved in one run.
 
 Owns the candidates, their turns, the arithmetic and the files. The steps are in training_worker.py,
 what bytes alone cost in training_limit.py.
@@ -66,10 +66,11 @@ models do not fit into memory side by side, each is made again for its turn. The
 and adds nothing (training_limit.py).
 
 Ratios, above 1 is shorter: vs_horovod/exposed/CASE/LAYOUT is the exposed time of the best plain
-Horovod / that of hsgd.torch; vs_ddp and vs_plugin likewise, vs_peer is the least of Horovod and
-DDP, vs_limit/... the limit / hsgd.torch; .../step/... the same of whole steps. Where a layout has
-one rank with T threads per node (2x1t2) and another T ranks (2x2), processes_vs_threads/WAY/LAYOUT
-is the time of a step of "cnn" of one process with T threads / that of T processes.
+Horovod / that of hsgd.torch; vs_ddp and vs_plugin (hsgd-mpi, the interposer) likewise, vs_peer
+is the least of Horovod and DDP, vs_limit/... the limit / hsgd.torch; .../step/... the same of whole
+steps. Where a layout has one rank with T threads per node (2x1t2) and another T ranks (2x2),
+processes_vs_threads/WAY/LAYOUT is the time of a step of "cnn" of one process with T threads / that
+of T processes.
 
 No turn begins after --seconds of a case; what there is goes into the files when a run is ended.
 
@@ -123,7 +124,7 @@ WAYS = (
         {"HSGD_CHECK_REPLICAS": "0"},
         False,
     ),
-    Way("plugin", "Horovod + plugin", "hsgd", "horovod", {"HOROVOD_PLUGIN": "hsgd"}),
+    Way("plugin", "Horovod + hsgd-mpi", "hsgd", "horovod", {"HOROVOD_PLUGIN": "hsgd-mpi"}),
     Way("horovod", "Horovod", "peer", "horovod", {}),
     Way("horovod-fast", "Horovod, cycle 0.1 ms", "peer", "horovod", {"HOROVOD_CYCLE_TIME": "0.1"}),
     Way(

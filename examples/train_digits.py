@@ -1,14 +1,15 @@
 """Train a small network on 8x8 images of handwritten digits: an ordinary Horovod script.
 
-The same file runs on plain Horovod, on Horovod with the plugin, and on hsgd's own front door:
+The same file runs on plain Horovod, with the plugins of hsgd, and on hsgd's own front door:
 
     hsgd data convert digits demo/digits                 # first: the images, from scikit-learn
     mpirun -n 2 python examples/train_digits.py          # plain Horovod, as with horovodrun
-    horovodrun --plugin hsgd -np 2 python examples/train_digits.py
+    horovodrun --plugin hsgd -np 2 python examples/train_digits.py       # as hsgd.torch
+    horovodrun --plugin hsgd-mpi -np 2 python examples/train_digits.py   # MPI calls through hsgd
     mpirun -n 2 python examples/train_digits.py --api hsgd
     python examples/train_digits.py                      # one rank, no launcher
 
-(Horovod 0.28.1's own horovodrun cannot start Open MPI 5; with --plugin hsgd it can.)
+(Horovod 0.28.1's own horovodrun cannot start Open MPI 5; with --plugin it can.)
 
 The global batch is fixed and split over the ranks, so the learning rate does not depend on their
 number. With the default batch of 96 it is 1.0; for another batch scale it in proportion. The same
@@ -44,8 +45,8 @@ if api.parse_known_args()[0].api == "hsgd":
 else:
     import horovod.torch as hvd
 
-# Horovod communicates through the interposer if it is there, hsgd.torch by itself.
-read_counters = hvd.metrics if api.parse_known_args()[0].api == "hsgd" else interposer_counters
+# hsgd.torch has counters; Horovod communicates through the interposer if that is there.
+read_counters = getattr(hvd, "metrics", interposer_counters)
 COLUMNS = (  # title, key in the JSON, factor, format
     ("epoch", "epoch", 1, "d"),
     ("loss", "loss", 1, ".4f"),

@@ -169,7 +169,7 @@ class Config:
     report: bool = _variable(  # type: ignore[assignment]
         "HSGD_REPORT", False, _flag, "0 or 1"
     )
-    """Interposer, and HSGD_AS_GLOO: print one line of counters per rank at the end."""
+    """Interposer, hsgd.torch and HSGD_AS_GLOO: print one line of counters per rank at the end."""
     as_gloo: bool = _variable(  # type: ignore[assignment]
         "HSGD_AS_GLOO", False, _flag, "0 or 1"
     )

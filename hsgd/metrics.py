@@ -65,6 +65,21 @@ class Counters:
             native.total_ns * 1e-9,
         )
 
+    def line(self) -> str:
+        """All of them in words, as the interposer's report has them."""
+        mb = [
+            f"{count * 1e-6:.3f} MB"
+            for count in (
+                *(self.payload_bytes, self.intra_bytes),
+                *(self.inter_bytes_sent, self.inter_bytes_received),
+            )
+        ]
+        return (
+            f"{self.calls} calls with {mb[0]} took the two-level path; {mb[1]} moved inside the "
+            f"node, {mb[2]} sent to and {mb[3]} received from other nodes, {self.total_s:.3f} s, "
+            f"of which {self.wait_s:.3f} s waiting"
+        )
+
     def __add__(self, other: Counters) -> Counters:
         """What was done in two places."""
         if not isinstance(other, Counters):

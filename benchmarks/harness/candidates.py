@@ -121,7 +121,7 @@ JOBS = (
     Job("gloo", interface_variable="GLOO_SOCKET_IFNAME"),
     Job("vllm", peer="vllm"),
     Job("horovod", pauses=True),
-    Job("horovod-plugin", pauses=True, environment={"HOROVOD_PLUGIN": "hsgd"}),
+    Job("horovod-plugin", pauses=True, environment={"HOROVOD_PLUGIN": "hsgd-mpi"}),
 )
 
 CANDIDATES = (
@@ -404,9 +404,9 @@ CANDIDATES = (
     Candidate(
         "horovod-plugin",
         "horovod-plugin",
-        "Horovod+hsgd",
+        "Horovod+hsgd-mpi",
         "hsgd",
-        "the same with HOROVOD_PLUGIN=hsgd: the interposer under Horovod",
+        "the same with HOROVOD_PLUGIN=hsgd-mpi: the interposer under Horovod",
         in_place=True,
         cycle_s=HOROVOD_CYCLE_S,
     ),

@@ -73,8 +73,8 @@ MPI, oneCCL, gloo and Horovod / that of hsgd from C; allreduce_python the same a
 Python;
 allreduce_arena and allreduce_arena_python with hsgd's buffers in shared memory; allreduce_bf16 with
 16-bit floats between nodes;
-allreduce_horovod_plugin Horovod / Horovod with hsgd. vs_limit is the limit / hsgd, vs_deepspeed,
-vs_mpi-c, ... are a single peer / hsgd.
+allreduce_horovod_plugin Horovod / Horovod with the plugin hsgd-mpi, the interposer. vs_limit is
+the limit / hsgd, vs_deepspeed, vs_mpi-c, ... are a single peer / hsgd.
 """
 
 

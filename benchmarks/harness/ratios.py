@@ -74,7 +74,7 @@ SHOWN = (
     ("vs_peer", "_arena", "(arena)", "best peer / arena (C)"),
     ("vs_peer", "_bf16", "(bf16)", "best peer / bf16 (C)"),
     ("vs_deepspeed", "", "(DeepSpeed)", "DeepSpeed / hsgd (C)"),
-    ("vs_peer", "_horovod_plugin", "(Horovod)", "Horovod / Horovod+hsgd"),
+    ("vs_peer", "_horovod_plugin", "(Horovod)", "Horovod / Horovod+hsgd-mpi"),
     ("vs_limit", "", "of limit", "limit / hsgd (C)"),
     ("vs_limit", "_tcp", "(TCP)", "limit / hsgd over TCP"),
     ("vs_limit", "_arena", "(arena)", "limit / arena (C)"),

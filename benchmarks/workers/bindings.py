@@ -330,7 +330,7 @@ class _Horovod(Binding):
 
 class _HorovodPlugin(_Horovod):
     def __init__(self, folder: str) -> None:
-        import horovod.torch as hvd  # HOROVOD_PLUGIN binds its calls to the interposer
+        import horovod.torch as hvd  # HOROVOD_PLUGIN=hsgd-mpi binds its calls to the interposer
 
         self._start(hvd)
         self.tolerance = _rounding()

@@ -69,7 +69,7 @@ class Way:
 
 
 class ByHorovod(Way):
-    """horovod.torch, with the plugin or without, or hsgd.torch."""
+    """horovod.torch, with the plugin hsgd-mpi or without, or hsgd.torch."""
 
     adds = True
 

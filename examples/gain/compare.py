@@ -1,4 +1,4 @@
-"""Train the same Horovod script on plain Horovod, with the plugin and on hsgd.torch, in turns.
+"""Train the same Horovod script on plain Horovod and with both plugins, in turns.
 
     python examples/gain/compare.py                # what `make demo` does
     python examples/gain/compare.py --rounds 1 --epochs 1 --blocks 1
@@ -25,8 +25,8 @@ from hsgd.testing.processes import CommandTimeout, run_marked
 SCRIPT = Path(__file__).with_name("train.py")
 WAYS: dict[str, dict[str, str]] = {  # label, what differs
     "Horovod": {},
-    "Horovod + plugin": {"HOROVOD_PLUGIN": "hsgd"},
-    "hsgd.torch": {"HSGD_AS_HOROVOD": "force"},
+    "--plugin hsgd-mpi": {"HOROVOD_PLUGIN": "hsgd-mpi"},
+    "--plugin hsgd": {"HOROVOD_PLUGIN": "hsgd"},
 }
 EPILOG = """\
 Step time: seconds per step (forward, backward, exchange of gradients, update) over blocks of five

@@ -1,8 +1,8 @@
 """Train dense layers of 9 MB on images of handwritten digits: an ordinary Horovod script.
 
-    mpirun -n 2 python examples/gain/train.py                       # plain Horovod
-    HOROVOD_PLUGIN=hsgd mpirun -n 2 python examples/gain/train.py   # Horovod with the plugin
-    HSGD_AS_HOROVOD=force mpirun -n 2 python examples/gain/train.py # hsgd.torch in its place
+    mpirun -n 2 python examples/gain/train.py                         # plain Horovod
+    HOROVOD_PLUGIN=hsgd-mpi mpirun -n 2 python examples/gain/train.py # its MPI calls through hsgd
+    HOROVOD_PLUGIN=hsgd mpirun -n 2 python examples/gain/train.py     # hsgd.torch in its place
 
 compare.py beside it runs all three in turns. After training, blocks of steps are timed, in turns
 with blocks of the same steps without communication.

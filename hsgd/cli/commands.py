@@ -61,7 +61,7 @@ EXAMPLES = """examples:
   hsgd status                                     what each rank of a job that hangs is doing
   hsgd run -np 4 python train.py                  4 ranks here, two-level collectives
   hsgd run -np 4 -H node1:2,node2:2 python train.py
-  horovodrun --plugin hsgd -np 4 python train.py  the same through Horovod's launcher
+  horovodrun --plugin hsgd -np 4 python train.py  a script of Horovod, as hsgd.torch
   HOROVOD_PLUGIN=hsgd srun python train.py        the same under another launcher
   LD_PRELOAD=$(hsgd preload) mpirun -np 2 ./app   any MPI program
   hsgd plan --nodes 64 --ranks-per-node 8 --link 25gbit --model-mb 100   what a step would cost

@@ -159,7 +159,7 @@ def _add_mpi(report: Report) -> None:
     except LaunchError as error:
         report.problem(
             str(error),
-            "Until then: no horovodrun --plugin hsgd, and no hsgd run under mpirun",
+            "Until then: no horovodrun --plugin, and no hsgd run under mpirun",
             stops=launcher is not None,
         )
         return
@@ -177,11 +177,11 @@ def _add_launcher(report: Report) -> Launcher | None:
         without = _starts_without_mpi()
         remedy = "hsgd run starts jobs by torchrun, without MPI" if without else "no hsgd run"
         report.problem(  # MPI is optional: Comm.local and the reader need none
-            str(error), f"Until then: {remedy}, and no horovodrun --plugin hsgd", stops=False
+            str(error), f"Until then: {remedy}, and no horovodrun --plugin", stops=False
         )
         return None
     except LaunchError as error:
-        report.problem(str(error), "Until then: no hsgd run and no horovodrun --plugin hsgd")
+        report.problem(str(error), "Until then: no hsgd run and no horovodrun --plugin")
         return None
     report.fact("MPI", "launcher", launcher.description)
     return launcher
@@ -248,14 +248,14 @@ def _add_horovod(report: Report) -> None:
         try:
             preload.check_horovod()
         except HsgdError as error:
-            report.problem(str(error), "Until then: no horovodrun --plugin hsgd")
+            report.problem(str(error), "Until then: no horovodrun --plugin")
     if any(path.parent.name == "torch" for path in libraries):
         _add_horovod_torch(report)
     found = hook.is_installed()
     report.fact("Horovod", "start-up hook", "installed" if found else "not installed")
     if not found:
         report.problem(
-            "the start-up hook does not run: horovodrun has no --plugin, HOROVOD_PLUGIN=hsgd and "
+            "the start-up hook does not run: horovodrun has no --plugin, HOROVOD_PLUGIN and "
             "HSGD_AS_GLOO=1 have no effect",
             f"{hook.MISSING_REMEDY.capitalize()}, or use hsgd run without --gloo, or import "
             "hsgd.torch",

@@ -1,4 +1,4 @@
-"""What `horovodrun --plugin hsgd` changes in a launch. The start-up hook calls it when Horovod's
+"""What `horovodrun --plugin` changes in a launch. The start-up hook calls it when Horovod's
 launcher is loaded.
 
 Owns the --plugin option, the checks before anything is started, and the replacement of Horovod's
@@ -24,15 +24,15 @@ from hsgd.launch import launch, mpirun, preload
 
 __all__ = ["check_launch", "extend", "mpi_run"]
 
-VARIABLE = "HOROVOD_PLUGIN"
 HELP = (
-    "Replace flat collectives by two-level ones in all workers. Known: "
-    f"{', '.join(preload.PLUGINS)}. Needs MPI: not for Gloo, elastic or jsrun launches. Default: "
-    f"${VARIABLE}."
+    f"{preload.AS_HOROVOD}: `import horovod.torch` gives hsgd.torch in all workers, and other "
+    f"frameworks get the other plugin. {preload.INTERPOSER}: Horovod stays, and its MPI calls "
+    "become two-level ones. Both need MPI: not for Gloo, elastic or jsrun launches. Default: "
+    f"${preload.VARIABLE}."
 )
 ALTERNATIVES = (
     "the plugin works on Horovod's MPI calls and MPI never starts there; use --mpi, or leave out "
-    f"--plugin (or ${VARIABLE})"
+    f"--plugin (or ${preload.VARIABLE})"
 )
 
 
@@ -66,7 +66,7 @@ def extend(launcher: ModuleType) -> None:
 def _with_plugin(launcher: ModuleType, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def run_with_plugin(args: Any) -> Any:
         name = getattr(args, "plugin", None)
-        plugin = os.environ.get(VARIABLE, "").strip() if name is None else name
+        plugin = preload.plugin_of(os.environ) if name is None else name
         if name is None and not plugin:
             return run(args)
         try:
@@ -92,17 +92,17 @@ def _stop(error: Exception) -> NoReturn:
 def _replaced(launcher: Any, plugin: str) -> Iterator[None]:
     """The plugin's environment and mpi_run for one launch; horovod.run() returns and may launch
     again without it."""
-    variable, original = os.environ.get(VARIABLE), launcher.mpi_run
-    os.environ[VARIABLE] = plugin
+    variable, original = os.environ.get(preload.VARIABLE), launcher.mpi_run
+    os.environ[preload.VARIABLE] = plugin
     launcher.mpi_run = mpi_run
     try:
         yield
     finally:
         launcher.mpi_run = original
         if variable is None:
-            del os.environ[VARIABLE]
+            del os.environ[preload.VARIABLE]
         else:
-            os.environ[VARIABLE] = variable
+            os.environ[preload.VARIABLE] = variable
 
 
 def check_launch(launcher: Any, args: Any, plugin: str) -> None:

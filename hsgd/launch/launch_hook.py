@@ -4,7 +4,7 @@
 Owns four things that must happen inside programs that know nothing of hsgd: `horovodrun` gets its
 --plugin option, a worker with HOROVOD_PLUGIN set gets the interposer before Horovod's MPI library
 is loaded, one with HSGD_AS_GLOO=1 gets process groups of hsgd where it asks for gloo, and one with
-HSGD_AS_HOROVOD=1 gets hsgd.torch where it imports horovod.torch. At
+HSGD_AS_HOROVOD=1 or HOROVOD_PLUGIN=hsgd gets hsgd.torch where it imports horovod.torch. At
 start-up it adds one finder to sys.meta_path and nothing else: it imports no module (not even hsgd)
 and never raises. All work is done by hsgd.launch.horovodrun, hsgd.launch.preload,
 hsgd.launch.as_horovod and hsgd.c10d.as_gloo, when one of the modules below is really imported.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Finder", "install"]
 
 LAUNCHER = "horovod.runner.launch"
+SERVED = ("horovod.torch", "horovod.common.process_sets")  # with HOROVOD_PLUGIN=hsgd
 FRAMEWORKS = ("horovod.torch", "horovod.tensorflow", "horovod.mxnet")
 C10D = "torch.distributed.distributed_c10d"
 OPERATIONS = tuple(
@@ -84,10 +85,11 @@ class Finder:
         return None
 
     def _stand_in(self, name: str) -> ModuleSpec | None:
-        """What HSGD_AS_HOROVOD gives for a module of Horovod."""
+        """What HSGD_AS_HOROVOD or HOROVOD_PLUGIN=hsgd gives for a module of Horovod."""
         import os
 
-        if not os.environ.get("HSGD_AS_HOROVOD"):
+        by_plugin = _plugin() == "hsgd" and name.startswith(SERVED)
+        if not os.environ.get("HSGD_AS_HOROVOD") and not by_plugin:
             return None
         theirs = self._elsewhere("horovod")
         try:
@@ -127,12 +129,13 @@ def _plugin() -> str:
 
 def _load_plugin(module: ModuleType) -> None:
     if _plugin():
-        _or_exit("load_for_plugin", module)
+        _or_exit("as_horovod", "refuse_beside", module, module.__name__)
+        _or_exit("preload", "load_for_plugin", module)
 
 
 def _verify_plugin(module: ModuleType) -> None:
     if _plugin():
-        _or_exit("verify_horovod", module)
+        _or_exit("preload", "verify_horovod", module)
 
 
 def _serves_gloo() -> bool:
@@ -154,12 +157,12 @@ def _serve_gloo(module: ModuleType) -> None:
         raise SystemExit(f"hsgd: error: {error}") from None
 
 
-def _or_exit(step: str, module: ModuleType) -> None:
+def _or_exit(owner: str, step: str, module: ModuleType, *arguments: str) -> None:
     """Never train flat where two levels were asked for: one line and exit code 1 instead."""
     try:
-        from hsgd.launch import preload
+        import importlib
 
-        getattr(preload, step)()
+        getattr(importlib.import_module(f"hsgd.launch.{owner}"), step)(*arguments)
     except Exception as error:
         raise SystemExit(
             f"hsgd: error: HOROVOD_PLUGIN={_plugin()}, {module.__name__}: {error}"

@@ -24,7 +24,10 @@ from hsgd.errors import LaunchError
 from hsgd.launch import elf
 
 __all__ = [
+    "AS_HOROVOD",
+    "INTERPOSER",
     "PLUGINS",
+    "VARIABLE",
     "abi_of_horovod",
     "check_horovod",
     "check_loadable",
@@ -37,11 +40,16 @@ __all__ = [
     "load_for_horovod",
     "load_for_plugin",
     "loadable",
+    "plugin_of",
     "refuse_other_backends",
     "verify_horovod",
 ]
 
-PLUGINS = ("hsgd",)
+AS_HOROVOD = "hsgd"
+INTERPOSER = "hsgd-mpi"
+PLUGINS = (AS_HOROVOD, INTERPOSER)
+"""The first gives scripts hsgd.torch for horovod.torch, and other frameworks the second."""
+VARIABLE = "HOROVOD_PLUGIN"
 REBUILD = "build Horovod for this MPI with: python -m hsgd.launch.horovod_wheel --install"
 _SYMBOL = "MPI_Allreduce"
 _CHECK = """
@@ -167,7 +175,7 @@ def load() -> None:
 
 def load_for_plugin() -> None:
     """What HOROVOD_PLUGIN=... asks of a worker, before Horovod's MPI library is loaded; local."""
-    check_plugin(os.environ.get("HOROVOD_PLUGIN", "").strip())
+    check_plugin(plugin_of(os.environ))
     load_for_horovod()
 
 
@@ -179,6 +187,11 @@ def load_for_horovod() -> None:
     if _loaded_horovod():
         verify_horovod()
     load()
+
+
+def plugin_of(environ: Mapping[str, str]) -> str:
+    """The plugin that HOROVOD_PLUGIN names, empty if none; local."""
+    return environ.get(VARIABLE, "").strip()
 
 
 def check_plugin(name: str) -> None:
@@ -254,7 +267,8 @@ def verify_horovod() -> None:
         if not _is_ours(owner):
             raise LaunchError(
                 f"the interposer came too late: {path} calls {_SYMBOL} of {owner or 'nobody'}; "
-                "start with horovodrun --plugin hsgd, `hsgd run` or HOROVOD_PLUGIN=hsgd"
+                f"start with horovodrun --plugin {INTERPOSER}, `hsgd run` or "
+                f"{VARIABLE}={INTERPOSER}"
             )
     if loaded:
         _check_engine()

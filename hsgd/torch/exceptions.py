@@ -1,15 +1,18 @@
 """The exception names of Horovod that scripts catch.
 
 Owns the classes, and what becomes one of them. HorovodInternalError is Horovod's word for "a
-collective failed"; what the core raised is its __cause__.
+collective failed"; what the core raised is its __cause__. With HOROVOD_PLUGIN=hsgd they are the
+classes of the installed Horovod, which a script may have from horovod.common.exceptions.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hsgd.errors import HsgdError, ReplicasDiffer
+from hsgd.launch import as_horovod
 
 __all__ = [
     "HorovodInternalError",
@@ -18,31 +21,37 @@ __all__ = [
     "core_errors_as_horovods",
 ]
 
+if TYPE_CHECKING or not as_horovod.by_plugin():
 
-class HorovodInternalError(RuntimeError):
-    """A collective failed on this rank or on another; elastic training restores and goes on."""
+    class HorovodInternalError(RuntimeError):
+        """A collective failed on this rank or on another; elastic training restores and goes on."""
 
+    class HostsUpdatedInterrupt(RuntimeError):
+        """The hosts of an elastic job changed.
 
-class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job changed.
+        skip_sync: whether the state is the same on all ranks, so that it need not be sent again.
+        """
 
-    skip_sync: whether the state is the same on all ranks, so that it need not be sent again.
-    """
+        def __init__(self, skip_sync: bool) -> None:
+            self.skip_sync = skip_sync
 
-    def __init__(self, skip_sync: bool) -> None:
-        self.skip_sync = skip_sync
+    class HorovodVersionMismatchError(ImportError):
+        """A framework is not the one that was built for. Never raised by hsgd, which builds for
+        none; kept for scripts that catch it.
+        """
 
+        def __init__(self, name: str, version: str, installed_version: str) -> None:
+            super().__init__(f"{name} {version} was built for, {installed_version} is installed")
+            self.name = name
+            self.version = version
+            self.installed_version = installed_version
 
-class HorovodVersionMismatchError(ImportError):
-    """A framework is not the one that was built for. Never raised by hsgd, which builds for none;
-    kept for scripts that catch it.
-    """
-
-    def __init__(self, name: str, version: str, installed_version: str) -> None:
-        super().__init__(f"{name} {version} was built for, {installed_version} is installed")
-        self.name = name
-        self.version = version
-        self.installed_version = installed_version
+else:
+    from horovod.common.exceptions import (
+        HorovodInternalError,
+        HorovodVersionMismatchError,
+        HostsUpdatedInterrupt,
+    )
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The HOROVOD_* variables that hsgd.torch honours, read once by init().
 
-Owns their names, units and defaults, which are Horovod 0.28.1's. Variables of its cycle, cache,
-fusion and autotuner have no meaning here and are not read.
+Owns their names, units and defaults, which are Horovod 0.28.1's, and the names of those that have
+no meaning here: of its cycle, cache, fusion, autotuner and backends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["HorovodSettings"]
+__all__ = ["HorovodSettings", "ignored"]
+
+_IGNORED = (
+    *("ADASUM_MPI_CHUNK_SIZE", "AUTOTUNE", "AUTOTUNE_BAYES_OPT_MAX_SAMPLES"),
+    *("AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "AUTOTUNE_LOG", "AUTOTUNE_STEPS_PER_SAMPLE"),
+    *("AUTOTUNE_WARMUP_SAMPLES", "BATCH_D2D_MEMCOPIES", "CACHE_CAPACITY", "CYCLE_TIME"),
+    *("DISABLE_GROUP_FUSION", "DISABLE_NVTX_RANGES", "ENABLE_ASYNC_COMPLETION"),
+    *("FUSION_THRESHOLD", "HIERARCHICAL_ALLGATHER", "HIERARCHICAL_ALLREDUCE", "LOG_HIDE_TIME"),
+    *("LOG_LEVEL", "MPI_THREADS_DISABLE", "NUM_NCCL_STREAMS", "THREAD_AFFINITY"),
+    *("TIMELINE_MARK_CYCLES", "TORUS_ALLREDUCE"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,14 @@ class HorovodSettings:
             timeline=environ.get("HOROVOD_TIMELINE") or None,
             dynamic_process_sets=_flag(environ, "HOROVOD_DYNAMIC_PROCESS_SETS"),
         )
+
+
+def ignored(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The settings of Horovod that the environment (default `os.environ`) has and hsgd.torch does
+    not honour, sorted; local.
+    """
+    environ = os.environ if environ is None else environ
+    return tuple(name for each in _IGNORED if (name := f"HOROVOD_{each}") in environ)
 
 
 def _flag(environ: Mapping[str, str], variable: str) -> bool:

@@ -86,7 +86,7 @@ def test_a_dry_run_prints_the_command_for_each_launcher(
     done = damaged.hsgd(*words, PATH=path, HSGD_SLOTS="4", HOME=str(tmp_path), LD_LIBRARY_PATH="")
     assert done.returncode == 0, done.stderr
     printed = shlex.split(done.stdout)
-    assert "HOROVOD_PLUGIN=hsgd" in printed
+    assert "HOROVOD_PLUGIN=hsgd-mpi" in printed
     started = " ".join(printed[printed.index(f"{path}/mpirun") + 1 :])
     started = started.replace("-x LD_LIBRARY_PATH ", "")
     mpi = "OMPI_COMM_WORLD_{}" if name == "Open MPI" else "PMI_{}"
@@ -193,7 +193,7 @@ def test_run_gives_the_ranks_the_interposer(tmp_path: Path) -> None:
     )
     done = copy.hsgd("run", "-np", "2", sys.executable, str(file))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("2.0 hsgd\n") == 2
+    assert done.stdout.count("2.0 hsgd-mpi\n") == 2
     assert done.stderr.count("stand-in saw calls") == 2
 
 

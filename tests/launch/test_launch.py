@@ -79,14 +79,14 @@ def test_horovodrun_help_teaches_the_plugin_flag(site: SiteCopy) -> None:
     done = site.horovodrun("--help")
     assert done.returncode == 0
     assert "--plugin NAME" in done.stdout
-    assert "Known: hsgd" in done.stdout
+    assert "hsgd-mpi: Horovod stays" in " ".join(done.stdout.split())
 
 
 @pytest.mark.long
 def test_horovodrun_with_the_plugin_trains_through_the_interposer(
     site: SiteCopy, script: str
 ) -> None:
-    done = site.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
+    done = site.horovodrun("--plugin", "hsgd-mpi", "-np", "2", sys.executable, script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ranks 2 total 3.0") == 2
     assert done.stderr.count("stand-in saw calls") == 2
@@ -95,10 +95,10 @@ def test_horovodrun_with_the_plugin_trains_through_the_interposer(
 @pytest.mark.long
 def test_the_variable_chooses_the_plugin_for_horovodrun_too(site: SiteCopy, tmp_path: Path) -> None:
     path = fake_launcher(tmp_path / "fake", "Open MPI 5.0.11") + os.pathsep + os.environ["PATH"]
-    done = site.horovodrun("-np", "2", "echo", PATH=path, HOROVOD_PLUGIN="hsgd")
+    done = site.horovodrun("-np", "2", "echo", PATH=path, HOROVOD_PLUGIN="hsgd-mpi")
     started, environ = fake_job(done)
     assert "--bind-to" in started
-    assert environ["HOROVOD_PLUGIN"] == "hsgd"
+    assert environ["HOROVOD_PLUGIN"] == "hsgd-mpi"
 
 
 @pytest.mark.long
@@ -107,7 +107,7 @@ def test_plain_mpirun_with_the_variable_works_even_when_mpi4py_came_first(
 ) -> None:
     file = tmp_path / "both.py"
     file.write_text("from mpi4py import MPI\n" + TRAIN)
-    done = site.ranks(2, str(file), HOROVOD_PLUGIN="hsgd")
+    done = site.ranks(2, str(file), HOROVOD_PLUGIN="hsgd-mpi")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ranks 2 total 3.0") == 2
     assert done.stderr.count("stand-in saw calls") == 2
@@ -117,7 +117,7 @@ def test_plain_mpirun_with_the_variable_works_even_when_mpi4py_came_first(
 def test_without_flag_and_variable_nothing_is_loaded(site: SiteCopy) -> None:
     code = "import horovod.torch; from hsgd.launch import preload; print(preload.is_active())"
     assert site.python(code).stdout == "False\n"
-    assert site.python(code, HOROVOD_PLUGIN="hsgd").stdout == "True\n"
+    assert site.python(code, HOROVOD_PLUGIN="hsgd-mpi").stdout == "True\n"
 
 
 @pytest.mark.long
@@ -137,9 +137,9 @@ def test_horovod_run_works_with_the_variable_and_keeps_its_default_cycle_time(
         "    print(horovod.run(job, num_proc=2))\n"
         "    print(os.environ['HOROVOD_PLUGIN'])\n"
     )
-    done = site.run(sys.executable, str(file), HOROVOD_PLUGIN="hsgd")
+    done = site.run(sys.executable, str(file), HOROVOD_PLUGIN="hsgd-mpi")
     assert done.returncode == 0, done.stderr
-    assert "[(0, True, [None, None]), (1, True, [None, None])]\nhsgd" in done.stdout
+    assert "[(0, True, [None, None]), (1, True, [None, None])]\nhsgd-mpi" in done.stdout
 
 
 def test_horovod_run_raises_an_exception_that_a_program_can_catch(
@@ -153,7 +153,7 @@ def test_horovod_run_raises_an_exception_that_a_program_can_catch(
         "except RuntimeError as error:\n"
         "    print('caught', error)\n"
     )
-    done = site.run(sys.executable, str(file), HOROVOD_PLUGIN="hsgd")
+    done = site.run(sys.executable, str(file), HOROVOD_PLUGIN="hsgd-mpi")
     assert done.returncode == 0, done.stderr
     assert "caught --gloo: the plugin works on Horovod's MPI calls" in done.stdout
 
@@ -182,18 +182,20 @@ def test_a_launch_that_cannot_work_stops_with_one_line_before_anything_starts(
 
 @pytest.mark.long
 def test_a_gloo_default_of_the_environment_is_refused(site: SiteCopy, script: str) -> None:
-    words = ["--plugin", "hsgd", "-np", "2", sys.executable, script]
+    words = ["--plugin", "hsgd-mpi", "-np", "2", sys.executable, script]
     done = site.horovodrun(*words, HOROVOD_CONTROLLER="gloo")
     assert_one_line(done, 2, "HOROVOD_CONTROLLER=gloo", "unset")
-    worker = site.run(sys.executable, script, HOROVOD_PLUGIN="hsgd", HOROVOD_CPU_OPERATIONS="gloo")
+    worker = site.run(
+        sys.executable, script, HOROVOD_PLUGIN="hsgd-mpi", HOROVOD_CPU_OPERATIONS="gloo"
+    )
     assert_one_line(worker, 1, "HOROVOD_CPU_OPERATIONS=gloo")
 
 
 @pytest.mark.long
 def test_a_missing_interposer_is_told_and_never_ignored(damaged: SiteCopy, script: str) -> None:
-    done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
+    done = damaged.horovodrun("--plugin", "hsgd-mpi", "-np", "2", sys.executable, script)
     assert_one_line(done, 2, f"{damaged.interposer.name} is missing", "install hsgd again")
-    worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd")
+    worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd-mpi")
     assert_one_line(worker, 1, f"{damaged.interposer.name} is missing")
 
 
@@ -206,9 +208,9 @@ def test_another_mpi_than_horovods_is_told_and_never_ignored(
         mpi_abi.MPICH if theirs == mpi_abi.OPEN_MPI else mpi_abi.OPEN_MPI, "4.2.0"
     )
     damaged.compile_interposer()
-    worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd")
+    worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd-mpi")
     assert_one_line(worker, 1, "another MPI", "libmpi.so", "hsgd.launch.horovod_wheel --install")
-    done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
+    done = damaged.horovodrun("--plugin", "hsgd-mpi", "-np", "2", sys.executable, script)
     assert_one_line(done, 2, "is missing", "install hsgd again")
 
 
@@ -217,7 +219,7 @@ def test_an_interposer_whose_libmpi_is_gone_is_told_and_never_ignored(
 ) -> None:
     damaged.compile_interposer_of_a_strange_mpi()
     (damaged.root / "hsgd" / "libmpi.so.99").unlink()
-    done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
+    done = damaged.horovodrun("--plugin", "hsgd-mpi", "-np", "2", sys.executable, script)
     assert_one_line(done, 2, "does not load", "libmpi.so.99")
 
 
@@ -226,9 +228,9 @@ def test_an_engine_that_does_not_load_is_told_and_never_ignored(
     damaged: SiteCopy, script: str
 ) -> None:
     damaged.compile_engine_of_another_version()
-    done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
+    done = damaged.horovodrun("--plugin", "hsgd-mpi", "-np", "2", sys.executable, script)
     assert_one_line(done, 2, "does not load", "of another version", "install hsgd again")
-    worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd")
+    worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd-mpi")
     assert_one_line(worker, 1, "does not load", "of another version", "install hsgd again")
 
 
@@ -251,7 +253,7 @@ def test_an_interposer_behind_a_global_libmpi_stops_the_worker(
         "mpi = next(path for path in elf.loaded_libraries() if '/libmpi.so' in path)\n"
         "ctypes.CDLL(mpi, mode=ctypes.RTLD_GLOBAL)\n" + TRAIN
     )
-    done = site.run(sys.executable, str(file), HOROVOD_PLUGIN="hsgd")
+    done = site.run(sys.executable, str(file), HOROVOD_PLUGIN="hsgd-mpi")
     assert_one_line(done, 1, "came too late", "LD_PRELOAD=$(hsgd preload)")
 
 
@@ -259,7 +261,7 @@ def test_the_hook_alone_never_breaks_or_slows_an_interpreter(tmp_path: Path) -> 
     copy = SiteCopy.make(tmp_path / "site")
     shutil.rmtree(copy.root / "hsgd")  # as after a half-done uninstall
     code = "import sys; print([n for n in sys.modules if n.startswith(('hsgd', 'horovod'))])"
-    done = copy.python(code, HOROVOD_PLUGIN="hsgd")
+    done = copy.python(code, HOROVOD_PLUGIN="hsgd-mpi")
     assert (done.returncode, done.stdout, done.stderr) == (0, "['hsgd_horovod_hook']\n", "")
 
 
@@ -466,7 +468,7 @@ def counting_script(tmp_path: Path) -> str:
 @REAL
 def test_the_installed_hook_and_interposer_take_horovods_allreduces(counting_script: str) -> None:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    words = ["--plugin", "hsgd", "-np", "2", sys.executable, counting_script]
+    words = ["--plugin", "hsgd-mpi", "-np", "2", sys.executable, counting_script]
     environ = installed_environ(HSGD_REPORT="1", **root)
     done = run_marked([str(BIN / "horovodrun"), *words], environ, 120)
     assert done.returncode == 0, done.stderr
@@ -476,7 +478,7 @@ def test_the_installed_hook_and_interposer_take_horovods_allreduces(counting_scr
 
 @pytest.mark.long
 @REAL
-@pytest.mark.parametrize("launcher", ["horovodrun --plugin hsgd --disable-cache", "hsgd run"])
+@pytest.mark.parametrize("launcher", ["horovodrun --plugin hsgd-mpi --disable-cache", "hsgd run"])
 def test_two_nodes_need_nothing_but_a_host_list(
     cluster: Callable[..., Cluster], counting_script: str, launcher: str
 ) -> None:

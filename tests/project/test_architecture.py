@@ -126,7 +126,7 @@ PACKAGES = {
         "hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
     ),
     "hsgd.torch": (
-        "hsgd.c10d hsgd.optim hsgd.optim.node_shared hsgd.optim.replicas "
+        "hsgd.c10d hsgd.launch hsgd.optim hsgd.optim.node_shared hsgd.optim.replicas "
         "hsgd.torch.collectives hsgd.torch.elastic hsgd.torch.gradients hsgd.torch.job "
         "hsgd.torch.negotiation hsgd.torch.operations hsgd.torch.strategies"
     ),

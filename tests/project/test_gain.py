@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 COMPARE = Path(__file__).resolve().parents[2] / "examples" / "gain" / "compare.py"
 JOB_S = 280.0
-WAYS = ["Horovod", "Horovod + plugin", "hsgd.torch"]
+WAYS = ["Horovod", "--plugin hsgd-mpi", "--plugin hsgd"]
 
 
 def compare(*options: str) -> subprocess.CompletedProcess[str]:

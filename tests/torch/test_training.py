@@ -29,7 +29,7 @@ SCRIPT = HERE.parents[1] / "examples" / "train_digits.py"
 LIMIT_S = 240.0  # of one run; a crowded machine needs it
 STEPS = 14  # per epoch: 1438 training images in batches of 96
 PAYLOAD_BYTES = 4 * 9930  # float32 gradients of all parameters, one allreduce per step
-PLUGIN = {"HOROVOD_PLUGIN": "hsgd"}
+PLUGIN = {"HOROVOD_PLUGIN": "hsgd-mpi"}
 LONG = ("--epochs", "10", "--target-accuracy", "97")
 SHORT = ("--epochs", "2")
 
@@ -100,14 +100,16 @@ def on_one_node(trainer: Trainer, mpirun: Mpirun) -> Callable[..., Run]:
 
 @pytest.fixture
 def on_two_nodes(trainer: Trainer, cluster: Callable[..., Cluster]) -> Callable[..., Run]:
-    """on_two_nodes(hosts): a short run under horovodrun --plugin hsgd."""
+    """on_two_nodes(hosts): a short run under horovodrun --plugin hsgd-mpi."""
 
     def start(hosts: str) -> Run:
         np = sum(int(host.split(":")[1]) for host in hosts.split(","))
 
         def launch(words: list[str]) -> subprocess.CompletedProcess[str]:
             argv = [sys.executable, *words]
-            return cluster(2).horovodrun(np, argv, hosts=hosts, plugin="hsgd", timeout_s=LIMIT_S)
+            return cluster(2).horovodrun(
+                np, argv, hosts=hosts, plugin="hsgd-mpi", timeout_s=LIMIT_S
+            )
 
         return trainer.run(f"nodes-{np}", np, launch, *SHORT)
 

@@ -7,19 +7,21 @@ do.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hsgd import built
 from hsgd.comm import Comm
 from hsgd.config import Config
-from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.job import agent_link, mpi_calls
 from hsgd.job.agent_link import AgentLink
+from hsgd.launch import as_horovod
 from hsgd.metrics import Counters
 from hsgd.torch.job import operation_timeline, runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
-from hsgd.torch.settings import HorovodSettings
+from hsgd.torch.settings import HorovodSettings, ignored
 
 __all__ = [
     "ccl_built",
@@ -76,6 +78,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     settings = HorovodSettings.from_env()
     job = _start(comm, settings, agent)
     global_process_set.ranks = job.members(0)
+    if job.comm.rank == 0:
+        as_horovod.announce(ignored())
+    if Config.from_env().report:
+        job.endings.append(lambda: _report(job))
     try:
         for index, process_set in enumerate(process_sets or ()):
             _register(job, process_set, index)
@@ -95,11 +101,19 @@ def _start(comm: Any, settings: HorovodSettings, agent: AgentLink | None) -> run
             if agent is None:
                 raise
             agent.leave(lost)
+        except HsgdError as error:
+            other_way = as_horovod.other_way("HOROVOD_PLUGIN must be the same on all ranks; ")
+            error.args = (f"{error}{other_way}", *error.args[1:])
+            raise
         else:
             if agent is not None:
                 job.endings.append(agent.forget_world)
                 agent.when_broken(job.abort)
             return job
+
+
+def _report(job: runtime.Runtime) -> None:
+    print(f"hsgd: rank {job.comm.rank}: hsgd.torch: {job.metrics().line()}", file=sys.stderr)
 
 
 def shutdown() -> None:

@@ -70,6 +70,7 @@ def for_device(device: torch.device, what: str) -> Any:
     raise ValueError(
         f"{what}: the tensor is on {device}; hsgd works on host memory, and there is no Horovod "
         "built for this device (HOROVOD_GPU_OPERATIONS); pass tensor.cpu()"
+        f"{as_horovod.other_way()}"
     )
 
 
