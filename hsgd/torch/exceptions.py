@@ -1,22 +1,12 @@
 """The exception names of Horovod that scripts catch.
 
-Owns the classes, and what becomes one of them. HorovodInternalError is Horovod's word for "a
-collective failed"; what the core raised is its __cause__.
+Owns the classes only. HorovodInternalError is Horovod's word for "a collective failed"; what the
+core raised is its __cause__.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
-from hsgd.errors import HsgdError, ReplicasDiffer
-
-__all__ = [
-    "HorovodInternalError",
-    "HorovodVersionMismatchError",
-    "HostsUpdatedInterrupt",
-    "core_errors_as_horovods",
-]
+__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
 
 
 class HorovodInternalError(RuntimeError):
@@ -43,16 +33,3 @@ class HorovodVersionMismatchError(ImportError):
         self.name = name
         self.version = version
         self.installed_version = installed_version
-
-
-@contextlib.contextmanager
-def core_errors_as_horovods() -> Iterator[None]:
-    """Raise HorovodInternalError in place of an HsgdError; but ReplicasDiffer stays, since to
-    restore and go on would not end it; local.
-    """
-    try:
-        yield
-    except ReplicasDiffer:
-        raise
-    except HsgdError as error:
-        raise HorovodInternalError(str(error)) from error
