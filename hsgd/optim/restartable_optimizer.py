@@ -48,6 +48,22 @@ class RestartableOptimizer(WrappingOptimizer, abc.ABC):
     def _leave(self, abort: bool) -> None:
         """Close what there is. abort: wait for nobody, and let nobody wait for this rank."""
 
+    def _share_inner_state(self, group: Comm | None, steps: int) -> None:
+        """Give the ranks of a group, which step on the same gradients, the state of the wrapped
+        optimizer of the lowest one that has taken the most steps; collective, blocking. group:
+        None, where this rank is none of a group. steps: that this rank has taken.
+        """
+        if group is None:
+            return
+        taken = group.allgather_object(steps, "steps of the group's ranks")
+        source = taken.index(max(taken))
+        own = self._optimizer.state_dict()
+        mine = own["state"] if group.rank == source else None
+        state = group.allgather_object(mine, "inner state of the group")[source]
+        if mine is None:
+            self._optimizer.load_state_dict({**own, "state": state})
+            self._take_over()
+
     def _comm_closes(self) -> None:
         self._left = True
         self._leave(abort=self._aborted or self._ranks.comm.left_by_error)

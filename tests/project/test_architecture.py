@@ -105,7 +105,7 @@ PACKAGES = {
     "hsgd.optim.large_batch": "",
     "hsgd.optim.node_shared": "hsgd.optim.large_batch hsgd.optim.replicas",
     "hsgd.optim.notified_tree": "hsgd.optim.large_batch",
-    "hsgd.optim.gossip": "hsgd.optim.triggers",
+    "hsgd.optim.gossip": "hsgd.optim.replicas hsgd.optim.triggers",
     "hsgd.optim.elastic_averaging": "hsgd.box hsgd.optim.triggers",
     "hsgd.optim": (
         "hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.large_batch "

@@ -46,7 +46,7 @@ import sys, torch
 import hsgd.torch as hvd
 from hsgd import Comm
 hvd.init(Comm.local(sys.argv[2], int(sys.argv[1]), 2))
-torch.manual_seed(0)
+torch.manual_seed(1)
 model = torch.nn.Linear(8, 8)
 plain = torch.optim.SGD(model.parameters(), 0.1)
 optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())

@@ -268,9 +268,10 @@ class DiLoCo(RestartableOptimizer):
         Steps, outer weights and velocity become those of the lowest rank that has outer weights and
         has taken the most steps; weights become the outer weights, so what workers did since the
         last exchange is lost. Where no rank has any, as when the first rank of each worker was
-        lost, the weights of the lowest one that has taken the most steps are. Each rank keeps the
-        state of its wrapped optimizer. Exchanges under way, and what compression left out, are
-        dropped. Where it raises, another restart() may follow, and goes on from the same weights.
+        lost, the weights of the lowest one that has taken the most steps are. Each worker keeps the
+        state of its wrapped optimizer, of that rank of it which has taken the most steps. Exchanges
+        under way, and what compression left out, are dropped. Where it raises, another restart()
+        may follow, and goes on from the same weights.
         """
         self._check_not_closed()
         kept = self._kept_for_restart
@@ -477,10 +478,11 @@ class DiLoCo(RestartableOptimizer):
         named = self._fixed.named()
         self._ranks = WorkerComms(comm, group, self._trained, named, self._terms)
         try:
+            inside = self._group = self._ranks.inside
+            self._share_inner_state(None if inside is None else inside.comm, steps)
             source, steps, has_outer = self._ranks.furthest(steps, bool(had))
             broadcast_initial(self._ranks.comm, self._params, self._trained, root=source)
             workers = self._workers = self._ranks.between
-            self._group = self._ranks.inside
             outer = workers is not None
             self._fragments = [Fragment(part, phase, outer) for part, phase in self._parts]
             if has_outer:

@@ -308,8 +308,8 @@ class Gossip(RestartableOptimizer):
         was, have taken steps; models that are not finite are left out. With `outer` they are the
         outer weights, and velocities become their mean as well. Steps and rounds are those of the
         rank that has taken most, and so is the trigger on ranks that have taken others, or did not
-        call it. Each rank keeps the state of its wrapped optimizer. Where it raises, another
-        restart() may follow.
+        call it. Each rank, or group, keeps the state of its wrapped optimizer. Where it raises,
+        another restart() may follow.
         """
         self._check_not_closed()
         if state_dict is not None and "gossip" not in state_dict:
@@ -317,9 +317,8 @@ class Gossip(RestartableOptimizer):
         self._lose_ranks()
         if state_dict is not None:
             self._load(state_dict)
-            own = state_dict["gossip"]
+            own, stayed = state_dict["gossip"], self._steps > 0
             self._kept_outer = own.get("outer")
-            stayed = self._steps > 0
             self._was_in = own.get("was_in", stayed)
             self._has_called = own.get("has_called", stayed)
         self._join(comm)
@@ -367,7 +366,7 @@ class Gossip(RestartableOptimizer):
     def _join(self, comm: Any) -> None:
         """Begin together with the ranks of `comm`; collective over it, blocking."""
         self._waits_for_ranks, self._left, self._aborted = True, False, False
-        self._ranks = ranks = GossipRanks(comm, *self._groups, self._terms)
+        self._ranks = ranks = GossipRanks(comm, *self._groups, self._fixed.named(), self._terms)
         try:
             given, usual = self._given_timeout_s, ranks.comm.timeout_s
             self._timeout_s = usual if given is None else given
@@ -387,6 +386,7 @@ class Gossip(RestartableOptimizer):
 
     def _start(self, ranks: GossipRanks, graph: Topology) -> None:
         """Begin where the others do, and form pairs; collective, blocking."""
+        self._share_inner_state(ranks.inside, self._steps)
         comm, outer, vectors = ranks.comm, self._kept_outer or {}, self._flat.vectors
         own = self._steps, outer.get("rounds", 0), outer.get("velocity")
         past = Past(*own, was_in=self._was_in, has_called=self._has_called)

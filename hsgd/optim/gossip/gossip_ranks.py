@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hsgd.comm import Comm
 from hsgd.optim.optimizer_ranks import OptimizerRanks, Terms
+from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.optim.worker_group import split_workers
 
 __all__ = ["GossipRanks", "distance_from_mean"]
@@ -21,15 +22,24 @@ __all__ = ["GossipRanks", "distance_from_mean"]
 
 class GossipRanks(OptimizerRanks):
     """Made collectively over `comm`, blocking; None: this rank alone, local. hierarchical,
-    group_size: as Gossip's. terms: as OptimizerRanks'.
+    group_size: as Gossip's. alike: tensors with their names that the ranks of a group hold alike.
+    terms: as OptimizerRanks'.
 
     comm: of all ranks. inside: this rank's group, where there are groups. between: of those that
     gossip; None: this one does not. count: how many gossip.
     Raises ValueError and TypeError for what cannot be, and what collectives raise.
     """
 
-    def __init__(self, comm: Any, hierarchical: bool, group_size: int | None, terms: Terms) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        hierarchical: bool,
+        group_size: int | None,
+        alike: Sequence[tuple[str, Tensor]],
+        terms: Terms,
+    ) -> None:
         super().__init__(comm, "Gossip", terms)
+        self._guard = ReplicaGuard(lambda: list(alike), rank=self.comm.rank)
         self.inside: Comm | None = None
         self.between: Comm | None = self.comm
         self.count = self.comm.size
@@ -42,9 +52,10 @@ class GossipRanks(OptimizerRanks):
 
     def average_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Of the group; collective in it, blocking. Where nobody has a gradient there is none, or
-        weight decay would move the tensor.
+        weight decay would move the tensor. Raises ReplicasDiffer on all ranks of the group.
         """
         assert self.inside is not None, "there are groups"
+        self._guard.check(self.inside)
         used = np.array([parameter.grad is not None for parameter in parameters], np.uint8)
         self.inside.allreduce(used, "max", out=used, name="which tensors have gradients")
         for parameter in (p for p, some in zip(parameters, used, strict=True) if some):

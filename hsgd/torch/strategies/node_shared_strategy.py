@@ -16,7 +16,7 @@ from hsgd.optim.node_shared.node_shared_optimizer import (
     SharedParameters,
 )
 from hsgd.torch.compression import Compression
-from hsgd.torch.exceptions import core_errors_as_horovods
+from hsgd.torch.core_errors import core_errors_as_horovods
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import global_process_set
 from hsgd.torch.operations.reductions import AVERAGE

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from hsgd import Comm, HsgdError
-from hsgd.optim import DiLoCo, ElasticAveraging, NodeSharedOptimizer, share_parameters
+from hsgd.optim import DiLoCo, ElasticAveraging, Gossip, NodeSharedOptimizer, share_parameters
+from hsgd.optim.triggers.communication_triggers import FixedPeriod
 from pretended_nodes import meet
 from ranks import Ranks, Seat
 
@@ -58,6 +59,10 @@ def diloco(net: Net, sgd: Any, comm: Comm, **options: Any) -> Any:
 
 def hybrid(net: Net, sgd: Any, comm: Comm, **options: Any) -> Any:
     return ElasticAveraging(sgd, net, comm, "hybrid", group_size=2, **options)
+
+
+def gossip(net: Net, sgd: Any, comm: Comm, **options: Any) -> Any:
+    return Gossip(sgd, net, comm, hierarchical=True, **options)
 
 
 def flip_bit(net: Net, optimizer: Any) -> None:
@@ -150,6 +155,11 @@ CASES = {
     "worker of EASGD": case(
         hybrid, [0, 0, 0, 0], flip_bit, 'values of parameter "out.weight"', (3,), (2, 3)
     ),
+    "group of Gossip": case(
+        *(gossip, PAIRS, flip_bit, 'values of parameter "out.weight"', (3,), (2, 3)),
+        max_interval=10 * PROMISED,
+        trigger=FixedPeriod(5 * PROMISED),  # an average would end the difference
+    ),
 }
 
 
@@ -198,7 +208,7 @@ def test_what_should_be_alike_and_is_not_is_named(
     in_each_step = case.make is not diloco or "sync_every" in case.options
     late = PROMISED if in_each_step and wanted == "share" else 3  # else in each exchange
     assert FAULT_AT <= step < FAULT_AT + late
-    if case.make is not hybrid:  # whose workers need nobody
+    if case.make not in (hybrid, gossip):  # whose workers need nobody
         others = [answer for rank, answer in enumerate(answers) if rank not in case.told]
         assert all(kind for _, kind, _, _ in others), "a rank went on alone"
 
