@@ -97,9 +97,9 @@ class Finder:
 
             place = None if theirs is None else theirs.origin or "an unknown place"
             return as_horovod.find(name, place)
-        except ModuleNotFoundError:
-            raise
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == name:
+                raise
             raise SystemExit(f"hsgd: error: {error}") from None
 
 

@@ -9,14 +9,16 @@ import importlib.util
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hsgd.launch import preload
+from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import run_marked
 from hsgd.torch.settings import ignored
-from site_copy import BIN, installed_environ
+from site_copy import BIN, SiteCopy, installed_environ
 
 __all__: list[str] = []
 
@@ -198,3 +200,32 @@ def test_settings_that_hsgd_torch_does_not_read_are_named() -> None:
         {"HOROVOD_TIMELINE": "t", "HOROVOD_FUSION_THRESHOLD": "1", "HOROVOD_RANK": "0", "HOME": "/"}
     )
     assert found == ("HOROVOD_FUSION_THRESHOLD",)
+
+
+@pytest.mark.parametrize("damaged", ["hsgd/_native.*.so", "hsgd/libhsgd_core.so", "hsgd/config.py"])
+def test_a_worker_without_a_working_hsgd_stops_with_one_line(tmp_path: Path, damaged: str) -> None:
+    copy = SiteCopy.make(tmp_path / "site")
+    (file,) = copy.root.glob(damaged)
+    file.write_text("damaged")
+    done = copy.python("import horovod.torch; print('trains')", HOROVOD_PLUGIN="hsgd")
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hsgd: error: ")
+
+
+def test_two_nodes_need_nothing_but_a_host_list(
+    cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\n"
+        "import torch, horovod.torch as hvd\n"
+        "hvd.init()\n"
+        "total = hvd.allreduce(torch.ones(100_000), op=hvd.Sum)\n"
+        "print(hvd.__name__, hvd.rank(), os.uname().nodename, total[0].item(), flush=True)\n"
+    )
+    argv = [sys.executable, str(tmp_path / "train.py")]
+    done = cluster(2).horovodrun(3, argv, hosts="node1:2,node2:1", plugin="hsgd")
+    assert done.returncode == 0, done.stderr
+    for rank, node in enumerate(("node1", "node1", "node2")):
+        assert f"hsgd.torch {rank} {node} 3.0" in done.stdout
+    assert done.stderr.count(TOLD) == 1
