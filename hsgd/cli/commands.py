@@ -290,7 +290,7 @@ def _run(arguments: argparse.Namespace) -> int | None:
 def _ranks_of_allocation(arguments: argparse.Namespace) -> int:
     found = None if arguments.hosts else tasks(os.environ)
     if found is None:
-        arguments.usage_error("the following arguments are required: -np/-n")
+        raise arguments.usage_error("the following arguments are required: -np/-n")  # exits itself
     ranks, source = found
     print(f"hsgd: -np {ranks}, by {source}", file=sys.stderr)
     return ranks

@@ -135,7 +135,10 @@ PACKAGES = {
 }
 # All that the reader takes from the front of hsgd: it can be used without the core. "agree" needs
 # it, and a Comm.
-READER_TAKES = {"hsgd.agree", "hsgd.closing", "hsgd.errors", "hsgd.job.launchers"}
+READER_TAKES = {
+    *("hsgd.agree", "hsgd.closing", "hsgd.errors"),
+    *("hsgd.job.launchers", "hsgd.job.nested_launchers"),
+}
 # Files that run before or without the package: they may import this much when they are loaded.
 ALONE = {"launch/launch_hook": {"sys"}, "errors": set[str]()}
 # Packages that take long to import, or that not everybody has, and where they may be at the top.
