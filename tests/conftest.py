@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from hsgd.testing.cluster import Cluster
@@ -32,6 +33,9 @@ GRACE_S = 10.0  # daemons of mpirun may end a little after it
 _clusters: dict[tuple[int, str | None, bool], Cluster] = {}
 
 
+# No test fails because a machine is slow.
+hypothesis.settings.register_profile("hsgd", deadline=None)
+hypothesis.settings.load_profile("hsgd")
 _began = time.monotonic()
 
 

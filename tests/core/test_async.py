@@ -135,7 +135,7 @@ def do_calls(seat: Seat, path: str, size: int, name: str, calls: list[Call], see
 
 
 @pytest.mark.long
-@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@settings(max_examples=120, derandomize=True, database=None)
 @given(data=st.data())
 def test_schedules_of_blocking_and_asynchronous_calls_equal_numpy(
     ranks: Ranks, paths: dict[tuple[int, str], str], data: st.DataObject

@@ -103,7 +103,7 @@ def do_allreduce(seat: Seat, path: str, case: Case) -> str:
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, derandomize=True, database=None)
 @given(data=st.data())
 def test_allreduce_equals_numpy_in_rank_order_on_all_ranks(
     ranks: Ranks, paths: dict[tuple[int, str], str], data: st.DataObject

@@ -188,7 +188,6 @@ def test_both_readers_take_and_refuse_the_same_numbers(
 @settings(
     derandomize=True,
     database=None,
-    deadline=None,
     max_examples=500,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -65,7 +65,7 @@ def do_split_twice(
     return wrong
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, derandomize=True, database=None)
 @given(data=st.data())
 def test_parts_have_the_ranks_of_a_color_by_key_and_rank(
     ranks: Ranks, paths: dict[int, str], data: st.DataObject

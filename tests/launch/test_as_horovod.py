@@ -75,6 +75,7 @@ def test_a_script_of_horovod_runs_unedited(script: str) -> None:
     assert "hsgd: --cycle-time-ms, --autotune: ignored" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make .horovod"
 )

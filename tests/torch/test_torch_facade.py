@@ -66,12 +66,14 @@ def public(module: Any) -> list[str]:
     return [name for name in dir(module) if not name.startswith("_") and name not in inner]
 
 
+@pytest.mark.long
 def test_every_public_name_of_horovod_torch_is_there(theirs: Any) -> None:
     missing = set(public(theirs)) - set(dir(hvd))
     assert not missing
     assert set(hvd.__all__) <= set(dir(hvd))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SUBMODULES)
 def test_submodules_have_what_horovods_have(theirs: Any, name: str) -> None:
     ours = importlib.import_module(f"hsgd.torch.{name}")
@@ -85,6 +87,7 @@ def test_submodules_have_what_horovods_have(theirs: Any, name: str) -> None:
     assert not set(own) - inner - set(dir(ours))
 
 
+@pytest.mark.long
 def test_functions_take_horovods_arguments_in_its_order(theirs: Any) -> None:
     compared = 0
     for name in public(theirs):

@@ -24,7 +24,7 @@ OWN = Path(__file__).with_name("torch_horovods_own.py")
 LIMIT_S = 200.0
 ENV = {"HOROVOD_TIMELINE": "DYNAMIC", "HOROVOD_LOG_LEVEL": "fatal"}
 
-pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(LIMIT_S + 60)]
 
 
 @pytest.mark.parametrize("size", short_form("torch", [2, 3, 4]))

@@ -83,7 +83,7 @@ def test_all_have_joined() -> None:
     assert not plan.leftover
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, derandomize=True, database=None)
 @given(st.lists(st.permutations(list("abcdef")), min_size=1, max_size=4), st.data())
 def test_every_operation_is_run_once_whatever_the_orders(
     orders: list[list[str]], data: st.DataObject

@@ -33,7 +33,7 @@ PLUGIN = {"HOROVOD_PLUGIN": "hsgd-mpi"}
 LONG = ("--epochs", "10", "--target-accuracy", "97")
 SHORT = ("--epochs", "2")
 
-pytestmark = pytest.mark.timeout(3 * LIMIT_S)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3 * LIMIT_S)]
 
 Mpirun = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -49,9 +49,7 @@ def consume(loader, steps):
     return iteration, numbers(batches)
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     jobs=st.lists(
         st.tuples(st.integers(1, 5), st.sampled_from([1, 3, 8]), st.integers(0, 9)),
@@ -101,7 +99,7 @@ def test_with_the_same_global_batch_drop_last_leaves_the_same_number_of_steps(fo
         assert len(found) == len(set(found)) == 8 * (101 // 8 - 5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     samples=st.integers(1, 1100),
     jobs=st.lists(

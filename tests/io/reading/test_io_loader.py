@@ -76,9 +76,7 @@ def assert_samples_are_whole(found):
 
 
 @pytest.mark.long
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     samples=st.sampled_from([5, 6, 29, 101]),
     slabs=st.sampled_from([1, 3, 5]),

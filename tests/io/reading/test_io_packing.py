@@ -278,7 +278,7 @@ def test_damaged_offsets_are_an_error_or_left_out(original, tmp_path):
     assert len(seen) == len(set(seen))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(few=st.integers(1, 9), first=st.integers(0, 2000), count=st.integers(0, 700))
 def test_documents_are_found_by_search(original, few, first, count):
     stream, offsets = read_whole(original)

@@ -332,7 +332,7 @@ def test_what_cannot_be_done_is_refused(original, tmp_path):
         convert_to_slabs(tmp_path / "a.h5", tmp_path / "out")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=12), st.randoms())
 def test_ragged_arithmetic_is_that_of_lists(rows, random):
     found = ragged_of([np.array(row, np.int64) for row in rows], (), np.dtype(np.int64))

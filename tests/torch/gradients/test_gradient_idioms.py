@@ -254,7 +254,7 @@ def compare_sequence(
 
 @pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.torch)])
 def test_any_sequence_of_them_trains_like_one_process(ranks: Ranks, examples: int) -> None:
-    @settings(max_examples=examples, deadline=None, database=None)
+    @settings(max_examples=examples, database=None)
     @given(
         st.lists(STEP, min_size=1, max_size=5),
         st.sampled_from(["overlap", "after_backward", "auto"]),

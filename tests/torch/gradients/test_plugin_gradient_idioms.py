@@ -21,6 +21,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 JOB_S = 240.0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(JOB_S + 20)
 @pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make .horovod"
