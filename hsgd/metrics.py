@@ -66,7 +66,7 @@ class Counters:
         )
 
     def line(self) -> str:
-        """All of them in words, as the interposer's report has them."""
+        """Return all of them in words, as the interposer's report has them."""
         mb = [
             f"{count * 1e-6:.3f} MB"
             for count in (

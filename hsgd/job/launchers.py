@@ -85,7 +85,7 @@ _SLURM = Launcher(
 # A container or a wrapper may hide the variables of the step; a batch script is task 0.
 _SLURM_TASK = Launcher(
     "Slurm",
-    *("SLURM_PROCID", ("SLURM_NTASKS",), "SLURM_LOCALID"),
+    *("SLURM_PROCID", (), "SLURM_LOCALID"),  # no size: task 0 would not know that it has one
     needs=("SLURM_NTASKS",),
     least=1,
     remedy=_SLURM.remedy,

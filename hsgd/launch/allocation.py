@@ -44,7 +44,7 @@ def is_managed(environ: Mapping[str, str]) -> bool:
 
 
 def tasks(environ: Mapping[str, str]) -> tuple[int, str] | None:
-    """The number of ranks that this job's allocation is for, and the variable that says it; None
+    """Return how many ranks this job's allocation is for, and the variable that says it; None
     without one; local. Raises LaunchError if the allocation cannot be read.
 
     Of Slurm the tasks that were asked for; of others, or if nobody asked for tasks, all slots.

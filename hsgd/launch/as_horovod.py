@@ -151,7 +151,7 @@ class _Alias(Loader):
 
 
 class _PluginAlias(_Alias):
-    """The same, for a script that may need what only Horovod's own module has."""
+    """Serves a script that may need what only Horovod's own module has."""
 
     def __init__(self, name: str, target: str) -> None:
         super().__init__(target)

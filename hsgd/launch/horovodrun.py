@@ -31,7 +31,7 @@ HELP = (
     f"${preload.VARIABLE}."
 )
 ALTERNATIVES = (
-    "the plugin works on Horovod's MPI calls and MPI never starts there; use --mpi, or leave out "
+    "the plugins need MPI, which never starts there; use --mpi, or leave out "
     f"--plugin (or ${preload.VARIABLE})"
 )
 

@@ -51,7 +51,9 @@ _PLACEMENT = (
     "rf",
 )
 # Words, or parts of them, by which rank 0 need not run on the first host of a list.
-_MOVES_RANK_0 = re.compile(r"nolocal|no_schedule_local|skip-launch-node|rank_?file|\bseq\b", re.I)
+_MOVES_RANK_0 = re.compile(
+    r"nolocal|no_schedule_local|skip-launch-node|rank_?file|(?:^|:)seq(?:$|:)", re.I
+)
 _VERSION_LIMIT_S = 60
 
 

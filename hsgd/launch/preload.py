@@ -190,7 +190,7 @@ def load_for_horovod() -> None:
 
 
 def plugin_of(environ: Mapping[str, str]) -> str:
-    """The plugin that HOROVOD_PLUGIN names, empty if none; local."""
+    """Return the plugin that HOROVOD_PLUGIN names, empty if none; local."""
     return environ.get(VARIABLE, "").strip()
 
 
@@ -206,7 +206,7 @@ def refuse_other_backends(environ: Mapping[str, str]) -> None:
         value = environ.get(variable, "mpi")
         if value.lower() != "mpi":
             raise LaunchError(
-                f"{variable}={value}: hsgd works on Horovod's MPI calls and would see none; unset "
+                f"{variable}={value}: the plugins need MPI; unset "
                 f"{variable} and "
                 "start with MPI, or leave the plugin out"
             )

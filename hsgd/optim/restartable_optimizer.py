@@ -58,9 +58,8 @@ class RestartableOptimizer(WrappingOptimizer, abc.ABC):
         taken = group.allgather_object(steps, "steps of the group's ranks")
         source = taken.index(max(taken))
         own = self._optimizer.state_dict()
-        mine = own["state"] if group.rank == source else None
-        state = group.allgather_object(mine, "inner state of the group")[source]
-        if mine is None:
+        state = group.broadcast_object(own["state"], source, "inner state of the group")
+        if group.rank != source:
             self._optimizer.load_state_dict({**own, "state": state})
             self._take_over()
 

@@ -25,7 +25,7 @@ ROWS: dict[str, tuple[str, tuple[int, int] | None]] = {
     "PALS": ("PALS_RANKID=1 PMI_SIZE=3 PMI_RANK=1", (1, 3)),
     "Flux": ("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=3", (1, 3)),
     "srun": ("SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=3 SLURM_PROCID=1", (1, 3)),
-    "Slurm": ("SLURM_PROCID=1 SLURM_NTASKS=3", (1, 3)),
+    "Slurm": ("SLURM_PROCID=1 SLURM_NTASKS=3", None),
     "PMIx": ("PMIX_RANK=1", None),
     "blaunch of LSF": ("LSF_PM_TASKID=2", None),
     "PBS": ("PBS_NODENUM=1 PBS_TASKNUM=1", None),

@@ -122,7 +122,8 @@ NB_MODULE(_native, module) {
         return hsgd::weighted_sum(reinterpret_cast<const int32_t*>(words),
                                   reinterpret_cast<const int64_t*>(weights), count);
       },
-      nb::arg("words"), nb::arg("weights"), nb::arg("count"));
+      nb::arg("words"), nb::arg("weights"), nb::arg("count"),
+      nb::call_guard<nb::gil_scoped_release>());
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });
   nb::class_<hsgd_allreduce_plan>(module, "AllreducePlan")
       .def_ro("memory_bytes", &hsgd_allreduce_plan::memory_bytes)

@@ -284,7 +284,7 @@ class DiLoCo(RestartableOptimizer):
         self._kept_for_restart = kept
         self._lose_ranks()
         self._metrics = self.metrics()  # with those of the exchanges so far
-        self._queue = ExchangesUnderWay([], None, False)
+        self._queue = ExchangesUnderWay([], None, False, [])
         self._optimizer.zero_grad()  # gradients may lie in memory of the old communicator
         if state_dict is not None:
             self._load_inner(state_dict)

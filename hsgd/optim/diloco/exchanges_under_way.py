@@ -45,7 +45,7 @@ class ExchangesUnderWay:
         exchanges: Sequence[Exchange],
         workers: Comm | None,
         in_background: bool,
-        guards: Sequence[ReplicaGuard | None] = (),
+        guards: Sequence[ReplicaGuard | None],
     ) -> None:
         self._exchanges, self._workers, self._guards = exchanges, workers, guards
         self._thread = BackgroundThread("hsgd-diloco", self._abort) if in_background else None

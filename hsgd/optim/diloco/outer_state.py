@@ -5,6 +5,7 @@ Owns what is saved of a fragment, and which worker's state counts. Never decides
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -66,32 +67,29 @@ def exchanged_here(
 def guards_of(
     fragments: Sequence[Fragment], named: Sequence[tuple[str, Tensor]], rank: int, eager: bool
 ) -> list[ReplicaGuard | None]:
-    """Of what workers hold alike when a fragment is exchanged: its outer weights and momentum,
-    which eager updates make each worker's own, and with the last fragment what is not trained;
-    local. named: all tensors. rank: this rank's number in errors.
+    """Return a guard for each fragment, of its outer weights and momentum, which workers hold alike
+    when it is exchanged; None for eager updates, which make them each worker's own; local.
+
+    named: all tensors. rank: this rank's number in errors. What is not trained may be a worker's
+    own, as a teacher that follows its student is.
     """
-    guards: list[ReplicaGuard | None] = []
-    trained = {parameter for fragment in fragments for parameter in fragment.parameters}
-    resting = [(name, tensor) for name, tensor in named if tensor not in trained]
+    if eager:
+        return [None] * len(fragments)
     names = {tensor: name for name, tensor in named}
-    for fragment in fragments:
-        rest = resting if fragment is fragments[-1] else []
 
-        def alike(
-            fragment: Fragment = fragment, rest: list[tuple[str, Tensor]] = rest
-        ) -> list[tuple[str, Tensor]]:
-            outer = (fragment.outer_weights, fragment.velocity)
-            views = (views_of(each, fragment.parameters) for each in outer)
-            found = [*rest]
-            for parameter, weights, momentum in zip(fragment.parameters, *views, strict=True):
-                found.append((f"the outer model's {names[parameter]}", weights))
-                found.append((f"the outer momentum of {names[parameter]}", momentum))
-            return rest if eager else found
+    def alike(fragment: Fragment) -> list[tuple[str, Tensor]]:
+        outer = (fragment.outer_weights, fragment.velocity)
+        views = (views_of(each, fragment.parameters) for each in outer)
+        found = []
+        for parameter, weights, momentum in zip(fragment.parameters, *views, strict=True):
+            found.append((f"the outer model's {names[parameter]}", weights))
+            found.append((f"the outer momentum of {names[parameter]}", momentum))
+        return found
 
-        compares = bool(rest) or not eager
-        guard = ReplicaGuard(alike, turns=1, every=1, rank=rank)
-        guards.append(guard if compares else None)
-    return guards
+    return [
+        ReplicaGuard(functools.partial(alike, fragment), turns=1, every=1, rank=rank)
+        for fragment in fragments
+    ]
 
 
 def saved_alike(own: Mapping[str, Any], ranks: WorkerComms, steps: int, eager: int) -> bool:

@@ -6,12 +6,14 @@ do.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hsgd import built
+from hsgd.closing import failing_with
 from hsgd.comm import Comm
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
@@ -113,7 +115,13 @@ def _start(comm: Any, settings: HorovodSettings, agent: AgentLink | None) -> run
 
 
 def _report(job: runtime.Runtime) -> None:
-    print(f"hsgd: rank {job.comm.rank}: hsgd.torch: {job.metrics().line()}", file=sys.stderr)
+    """Print the counters of this rank, unless it leaves by an error: a thread may hold them then,
+    in a collective that waits for this rank.
+    """
+    if failing_with() is not None:
+        return
+    with contextlib.suppress(HsgdError):  # a communicator is closed already
+        print(f"hsgd: rank {job.comm.rank}: hsgd.torch: {job.metrics().line()}", file=sys.stderr)
 
 
 def shutdown() -> None:
