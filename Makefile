@@ -105,7 +105,8 @@ typecheck: $(VENV)/.dev ## mypy --strict, on an installed copy: at the root io/ 
 
 native-test: $(VENV)/.dev ## build and run tests/native/*/test_*.cpp
 	$(BIN)/python setup.py --quiet native_test --sanitize='$(SANITIZE)'
-	for program in build/native-test/test_*; do echo "$$program"; timeout 300 "$$program"; done
+	ls build/native-test/test_* | xargs -P 3 -I PROGRAM bash -c \
+	  'said=$$(timeout 300 PROGRAM 2>&1); code=$$?; printf "PROGRAM\n%s\n" "$$said"; exit $$code'
 
 aarch64-test: $(VENV)/.dev ## the native tests of aarch64 under qemu-user; some six minutes
 	.ci/emulated $(BIN)/python
@@ -203,10 +204,8 @@ $(VENV)/.demo: $(BASE) $(SOURCES)
 	$(PIP) install --no-build-isolation -e '.[demo]'
 	touch $@
 
-# The compilers work while pip fetches; builds wait for one another.
 $(VENV)/.dev: $(BASE) $(OTHER) $(SOURCES)
-	$(BIN)/python setup.py --quiet build_ext --inplace & \
-	  $(PIP) install --no-build-isolation -e '.[dev]'; wait $$!
+	$(PIP) install --no-build-isolation -e '.[dev]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.release: $(VENV)/.dev

@@ -19,6 +19,8 @@ from site_copy import installed_environ
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 JOB_S = 240.0
 EXAMPLES = cache_folder(None).parent / "horovod-examples"
 FAULT = """

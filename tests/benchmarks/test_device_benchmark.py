@@ -18,6 +18,8 @@ from workers.device_trace import lane_of
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120
 

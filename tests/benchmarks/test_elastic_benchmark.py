@@ -18,6 +18,8 @@ from studies import elastic_study
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0
 

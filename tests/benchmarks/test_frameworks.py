@@ -15,6 +15,8 @@ from programs.table import PLACE, PROGRAMS
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 
 def made_up(gloo_ms: float, hsgd_ms: float, alone_ms: float) -> list[dict[str, object]]:
     runs = {"gloo": gloo_ms, "hsgd": hsgd_ms, "alone": alone_ms}

@@ -20,6 +20,8 @@ from studies.gossip_simulation import SHARDS, Case, Way, digits, shards, simulat
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Case("two-classes", 4, (0, 1), 30, evaluations=2)
 

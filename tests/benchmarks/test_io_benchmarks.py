@@ -25,6 +25,8 @@ from workers import io_ranks, remote_reader
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

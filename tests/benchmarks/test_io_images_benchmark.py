@@ -16,6 +16,8 @@ from images.image_loaders import CANDIDATES
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 PROGRAM = str(Path(__file__).resolve().parents[2] / "benchmarks" / "io_images.py")
 
 

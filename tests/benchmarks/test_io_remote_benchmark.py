@@ -13,6 +13,8 @@ from hsgd.testing.processes import run_marked
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 PROGRAM = str(Path(__file__).resolve().parents[2] / "benchmarks" / "io_throughput.py")
 
 

@@ -17,6 +17,8 @@ from tasks.skewed_digits import SkewedDigits
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240
 

@@ -20,6 +20,8 @@ from studies.recovery_jobs import Entry, Fault, RankNotes
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 280.0
 LOGS = {

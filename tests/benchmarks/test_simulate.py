@@ -20,6 +20,8 @@ from simulation.platforms import KINDS, Link, Platform, platform
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 # One crossbar: two links between any two nodes, so that a message takes 2 + 2 x 3 + 2.
 LINK = Link(bytes_per_s=1000, hop_s=3, send_s=2, receive_s=2)
 

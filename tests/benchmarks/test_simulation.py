@@ -17,6 +17,8 @@ from simulation.platforms import KINDS, platform
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-
 import training
 from harness import candidates, jobs, layouts, steps
 from hsgd.testing.processes import run_marked
 
 __all__: list[str] = []
+
+pytestmark = pytest.mark.long
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "training.py"
 LIMIT_S = 400  # three jobs that load torch; a crowded machine needs it

@@ -10,6 +10,8 @@ from spin import verify
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 
 def test_chunks_stay_whole_and_no_change_is_lost_whoever_dies(tmp_path: Path) -> None:
     errors, output = verify("box.pml", tmp_path)

@@ -24,6 +24,8 @@ from tiers import short_form
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 JOB_S = 120.0
 Job = Callable[..., subprocess.CompletedProcess[str]]
 

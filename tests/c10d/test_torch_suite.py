@@ -8,6 +8,8 @@ from torch_suite import BACKENDS, outcomes, worse
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 # A few of each kind; `make test-torch` runs all, on 3 and 4 ranks.
 FEW = (
     *("test_all_reduce_sum", "test_all_reduce_sum_async", "test_all_reduce_full_group_max"),

@@ -10,6 +10,8 @@ from spin import verify
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 MODELS = {
     "cells.pml": ["PLAIN_NUMBER", "EARLY_PAYLOAD", "CELLS=1"],
     "rings.pml": [

@@ -17,6 +17,8 @@ from ranks import Ranks, Seat, meeting_point
 
 __all__ = ["POINTS"]
 
+pytestmark = pytest.mark.long
+
 LOCKS, LOCKED = 3, 16  # chunks of a lock
 CHUNKS, CHUNK = LOCKS * LOCKED, 32  # of values
 COUNT = CHUNKS * CHUNK - 5

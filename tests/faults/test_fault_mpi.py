@@ -34,6 +34,8 @@ from tiers import short_form
 
 __all__ = ["SCENARIOS"]
 
+pytestmark = pytest.mark.long
+
 # Deaths are told by MPI's launcher; who is stopped is missed at the deadline, of one step of the
 # set-up and, on its node, of the meeting there.
 TIMEOUT_S = {"SIGKILL": 60.0, "SIGSTOP": 2.0}

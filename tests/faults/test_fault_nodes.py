@@ -40,6 +40,8 @@ __all__ = [
     "wait_for_reports",
 ]
 
+pytestmark = pytest.mark.long
+
 DETECTED_S = 2.0
 TIMEOUT_S = {"SIGKILL": 60.0, "SIGSTOP": 1.0}
 RANKS = 4  # two nodes of two

@@ -23,6 +23,8 @@ from tiers import short_form
 
 __all__ = ["SCENARIOS"]
 
+pytestmark = pytest.mark.long
+
 DETECTED_S = 2.0
 TIMEOUT_S = 1.0
 STEP_S = 2 * TIMEOUT_S  # what the step of the meeting has in which leaders connect

@@ -29,6 +29,8 @@ from tiers import short_form
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 BEFORE = 8  # counts to the end of the word
 ENDS = (1 << 31, 1 << 32, 1 << 48)
 ROUNDS = 12

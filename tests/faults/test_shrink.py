@@ -25,6 +25,8 @@ from tiers import short_form
 
 __all__ = ["POINTS"]
 
+pytestmark = pytest.mark.long
+
 DETECTED_S = 2.0
 HASTY = Config(timeout_s=1.0, chunk_bytes=65536, oneshot_bytes=1024, store="ordinary")
 SIZES = (2, 3, 4)

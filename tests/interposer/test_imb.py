@@ -20,6 +20,8 @@ from tiers import short_form
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 RANKS = 3
 SUITES = ("IMB-MPI1", "IMB-NBC", "IMB-RMA", "IMB-MT", "IMB-P2P")
 SMALL = ("-iter", "5", "-msglog", "0:15", "-npmin", str(RANKS))

@@ -14,9 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hsgd import mpi_abi
 
 __all__: list[str] = []
+
+pytestmark = pytest.mark.long
 
 RANKS = 4
 ORDERS = tuple(itertools.permutations(range(RANKS)))  # the ranks of each are learned of apart

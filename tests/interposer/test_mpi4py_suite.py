@@ -26,6 +26,8 @@ from tiers import short_form
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 RANKS = 4
 MODULES = (
     *("test_op", "test_cco_buf", "test_cco_vec", "test_cco_obj"),

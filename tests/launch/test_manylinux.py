@@ -15,6 +15,8 @@ import pytest
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = [sys.executable, str(ROOT / ".ci/manylinux/cxx.py"), "g++", "-std=c++17", "-fPIC"]
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}

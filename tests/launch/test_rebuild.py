@@ -18,6 +18,8 @@ import pytest
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = """#!/bin/sh
 echo "$*" >> "$0.log"

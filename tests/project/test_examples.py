@@ -19,6 +19,8 @@ from tiers import short_form
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 JOB_S = 300.0
 # Open MPI's shared memory leaves a file in /dev/shm where no mpirun is: one rank needs none.

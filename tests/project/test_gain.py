@@ -14,6 +14,8 @@ from hsgd.testing.processes import launch_environ, run_marked
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 COMPARE = Path(__file__).resolve().parents[2] / "examples" / "gain" / "compare.py"
 JOB_S = 280.0
 WAYS = ["Horovod", "--plugin hsgd-mpi", "--plugin hsgd"]

@@ -14,6 +14,8 @@ from hsgd.testing.processes import launch_environ, run_marked
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 GALLERY = Path(__file__).resolve().parents[2] / "examples" / "gallery"
 JOB_S = 240.0
 PROGRAMS = sorted(GALLERY.glob("*.py"))

@@ -13,6 +13,8 @@ from hsgd.testing.processes import launch_environ
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 CELL_S = 120
 

@@ -24,6 +24,8 @@ from hsgd.config import Config
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / ".ci/site"
 BUILD_S = 240.0

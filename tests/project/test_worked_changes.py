@@ -14,6 +14,8 @@ from worked_changes import PATCHES, ROOT, added_tests, changed_files, is_native,
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 PAGE = (ROOT / "docs/internals/worked_changes.md").read_text()
 
 

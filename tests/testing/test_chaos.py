@@ -46,7 +46,7 @@ def campaign(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(path.read_text()), done.stdout + done.stderr
 
 
-pytestmark = pytest.mark.timeout(1600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1600)]
 
 
 # Ranks that outnumber the cores, and stopped ones, take seconds each.

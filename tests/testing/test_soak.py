@@ -18,6 +18,8 @@ from tiers import short_form
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 LIMIT_S = 280.0
 LEAKS = {"leak-memory": "mapped", "leak-descriptors": "descriptors", "leak-threads": "threads"}
 

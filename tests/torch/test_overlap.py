@@ -14,6 +14,8 @@ from hsgd.testing.processes import run_marked
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150.0
 

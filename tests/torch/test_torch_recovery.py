@@ -20,6 +20,8 @@ from torch_job import job
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 STEPS, FAILS_AT = 6, 3
 TRIAL = 20  # steps, more than those in which an optimizer tries when buckets travel
 

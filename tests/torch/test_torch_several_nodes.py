@@ -16,6 +16,8 @@ from torchrun_runs import JOB_S
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 PROGRAM = """
 import json, sys
 import torch

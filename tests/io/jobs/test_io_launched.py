@@ -15,6 +15,8 @@ from hdf5_samples import collect, make_slabs
 from hsgd import world
 from hsgd.testing.processes import launch_environ, run_marked
 
+pytestmark = pytest.mark.long
+
 torch = pytest.importorskip("torch")
 STEP = "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6"
 SHELL = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=6 SLURM_STEP_ID=0 SLURM_PTY_PORT=7"

@@ -14,7 +14,7 @@ from hdf5_samples import make_slabs
 
 __all__: list[str] = []
 
-pytestmark = pytest.mark.suites
+pytestmark = [pytest.mark.long, pytest.mark.suites]
 
 # Without what they ask for: that would bring another torch.
 PACKAGES = ("accelerate", "lightning-utilities", "pytorch-lightning", "safetensors", "torchmetrics")

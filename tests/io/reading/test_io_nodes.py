@@ -17,6 +17,8 @@ from hsgd.testing.cluster import Cluster
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 SLABS = 24
 
 

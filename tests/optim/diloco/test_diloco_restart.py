@@ -19,6 +19,8 @@ from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 
 def train(diloco: DiLoCo, params: list[nn.Parameter], worker: int, steps: range) -> None:
     for step in steps:

@@ -19,6 +19,8 @@ from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 PACKAGES = ("torchft-nightly",)
 ITS_NEEDS = ("opentelemetry-exporter-otlp-proto-http>=1.39", "opentelemetry-sdk>=1.39")
 WIDTHS = (6, 8, 4)

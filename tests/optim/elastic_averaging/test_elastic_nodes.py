@@ -15,6 +15,8 @@ from tiers import short_form
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 PROGRAM = Path(elastic_programs.__file__)
 
 

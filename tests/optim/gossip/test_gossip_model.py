@@ -10,6 +10,8 @@ from spin import verify
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("asks", [1, 2, 3])
 @pytest.mark.parametrize("where", ["INSIDE", "NETWORK"])

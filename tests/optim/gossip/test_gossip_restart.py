@@ -25,6 +25,8 @@ from torch_job import job
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 PERIOD = 4
 
 

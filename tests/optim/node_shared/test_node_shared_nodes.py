@@ -17,6 +17,8 @@ from tiers import short_form
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 JOB_S = 120.0
 LAYOUTS = {"2+2": (2, 2), "2+1": (2, 1)}
 

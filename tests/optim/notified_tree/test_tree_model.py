@@ -10,6 +10,8 @@ from spin import verify
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_versions_never_overtake_what_is_still_read(tmp_path: Path, steps: int) -> None:

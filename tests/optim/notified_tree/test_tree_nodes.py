@@ -19,6 +19,8 @@ from tree_programs import WITHIN_S
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 PROGRAM = str(HERE / "tree_programs.py")
