@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 INSTALL_S, COMMAND_S = 1800.0, 180.0
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(INSTALL_S + 10 * COMMAND_S)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(INSTALL_S + 10 * COMMAND_S)]
 
 DDP = r"""
 import sys

@@ -252,7 +252,7 @@ def compare_sequence(
     return largest_difference(model, reference), bits_of(model)
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.torch)])
+@pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.long)])
 def test_any_sequence_of_them_trains_like_one_process(ranks: Ranks, examples: int) -> None:
     @settings(max_examples=examples, database=None)
     @given(
