@@ -60,7 +60,7 @@ test: prepare-test lint typecheck native-test pytest ## lint, types, native test
 
 test-long: export WERROR := 1
 test-long: prepare-test sanitized-test aarch64-short-test $(VENV)/.horovod ## sanitizers, aarch64, and the Python tests that take long
-	$(PYTEST) -m long $(PYTEST_ARGS)
+	$(PYTEST) -m 'long and $(NEAR)' $(PYTEST_ARGS)
 
 check: export WERROR := 1
 check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of what changed, under two minutes
