@@ -52,9 +52,8 @@ def stood_in(rank: int, size: int, path: str) -> Iterator[None]:
 
         def create(options: Any, _: Any) -> Any:
             members = list(options.global_ranks_in_group) or list(range(options.group_size))
-            return device_collectives.DeviceCollectives(
-                options.store, options.group_rank, members, options.timeout
-            )
+            place = options.store, options.group_id, options.group_rank
+            return device_collectives.DeviceCollectives(*place, members, options.timeout)
 
         if "standindevice" not in dist.Backend.backend_list:
             dist.Backend.register_backend("standindevice", create, extended_api=True, devices="cpu")

@@ -213,10 +213,9 @@ def test_one_rank_tries_nothing(ranks: Ranks) -> None:
 def misspelt(seat: Seat, path: str) -> None:
     os.environ["HSGD_OVERLAP"] = "late"
     try:
-        with job(seat, path, 1) as hvd:
-            expected = "^HSGD_OVERLAP=late: expected auto, always or never$"
-            with pytest.raises(ValueError, match=expected):
-                train(hvd, seat.rank)
+        expected = "^HSGD_OVERLAP=late: expected auto, always or never$"
+        with pytest.raises(ValueError, match=expected), job(seat, path, 1):
+            pass
     finally:
         del os.environ["HSGD_OVERLAP"]
 

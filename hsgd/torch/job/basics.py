@@ -77,12 +77,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             "init: process_sets are not made again when ranks of an elastic job come and go; make "
             "them with add_process_set() in the function of elastic.run"
         )
-    settings = HorovodSettings.from_env()
+    settings, report = HorovodSettings.from_env(), Config.from_env().report
     job = _start(comm, settings, agent)
     global_process_set.ranks = job.members(0)
     if job.comm.rank == 0:
         as_horovod.announce(ignored())
-    if Config.from_env().report:
+    if report:
         job.endings.append(lambda: _report(job))
     try:
         for index, process_set in enumerate(process_sets or ()):
