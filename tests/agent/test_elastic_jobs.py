@@ -262,6 +262,7 @@ def test_a_job_under_nohup_outlives_its_terminal(train: Training) -> None:
     check_weights(job.text, 1)
 
 
+@pytest.mark.long
 def test_ranks_end_when_their_agent_is_killed(train: Training) -> None:
     with watched(train.command("-np 2 --min-np 1"), here()) as job:
         job.wait_for(lambda text: pids(text, 2))
@@ -328,6 +329,7 @@ def hosts(tmp_path: Path) -> Hosts:
     return Hosts(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("node", [1, 2])
 def test_a_node_that_is_lost_is_replaced(
     train: Training, cluster: Callable[..., Cluster], node: int
@@ -345,6 +347,7 @@ def test_a_node_that_is_lost_is_replaced(
     check_weights(job.text, 4)
 
 
+@pytest.mark.long
 def test_a_node_whose_link_is_cut_is_left_behind_and_comes_back(
     train: Training, virtual_nodes: None
 ) -> None:
@@ -364,6 +367,7 @@ def test_a_node_whose_link_is_cut_is_left_behind_and_comes_back(
         check_weights(job.text, 4)
 
 
+@pytest.mark.long
 def test_hosts_come_and_go_as_the_script_says(
     hosts: Hosts, train: Training, cluster: Callable[..., Cluster]
 ) -> None:
@@ -387,6 +391,7 @@ def test_hosts_come_and_go_as_the_script_says(
     check_weights(job.text, 3)
 
 
+@pytest.mark.long
 def test_one_host_takes_the_place_of_another_with_the_state(
     hosts: Hosts, train: Training, cluster: Callable[..., Cluster]
 ) -> None:
@@ -403,6 +408,7 @@ def test_one_host_takes_the_place_of_another_with_the_state(
     check_weights(job.text, 1)
 
 
+@pytest.mark.long
 def test_a_host_on_which_ranks_fail_does_not_end_the_job(
     tmp_path: Path, hosts: Hosts, train: Training, cluster: Callable[..., Cluster]
 ) -> None:
@@ -421,6 +427,7 @@ def test_a_host_on_which_ranks_fail_does_not_end_the_job(
     check_weights(job.text, 1)
 
 
+@pytest.mark.long
 def test_a_host_that_cannot_be_reached_ends_the_job_at_once(
     train: Training, cluster: Callable[..., Cluster]
 ) -> None:

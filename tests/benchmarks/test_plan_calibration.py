@@ -44,6 +44,7 @@ def test_constants_are_found_again() -> None:
     assert found.source == "a test"
 
 
+@pytest.mark.long
 def test_a_layout_that_the_model_does_not_explain_widens_the_bounds() -> None:
     cases = [
         dataclasses.replace(case, seconds=case.seconds * (3 if case.layout == "4x1" else 1))

@@ -30,6 +30,7 @@ def run(*words: str, cache: Path | None = None) -> subprocess.CompletedProcess[s
     return run_marked([sys.executable, file, "--quick", *words], {**os.environ, **more}, LIMIT_S)
 
 
+@pytest.mark.long
 def test_numbers_of_ranks_are_compared_in_each_collective(tmp_path: Path) -> None:
     file, png = tmp_path / "a.json", tmp_path / "a.png"
     names = ("hsgd-c", "mpi-c", "impi-c")
@@ -79,6 +80,7 @@ def test_intel_mpi_is_measured_on_one_node() -> None:
     assert not intel.fits_layout(layouts.read_layout("2x2"))
 
 
+@pytest.mark.long
 def test_sums_that_many_ranks_share_are_what_the_pattern_says(tmp_path: Path) -> None:
     ranks, nbytes = 18, 4096
     place = layouts.Testbed(layouts.on_one_node(ranks))

@@ -93,6 +93,7 @@ def test_a_box_closes_without_a_rank_that_was_killed(cluster: Callable[..., Clus
     )
 
 
+@pytest.mark.long
 def test_who_waits_in_vain_for_others_to_close_is_told_who_did_not(
     cluster: Callable[..., Cluster],
 ) -> None:

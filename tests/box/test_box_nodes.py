@@ -20,6 +20,7 @@ PROGRAM = Path(box_programs.__file__)
 NAMES = [check.__name__ for check in CHECKS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hosts", "shards", "network"),
     short_form(
@@ -43,6 +44,7 @@ def test_a_box_over_nodes_keeps_the_same_promises(
     assert json.loads(done.stdout.splitlines()[-1]) == NAMES
 
 
+@pytest.mark.long
 def test_an_owner_that_stalls_is_named_and_reads_go_on(cluster: Callable[..., Cluster]) -> None:
     done = cluster(2).mpirun(2, [sys.executable, str(PROGRAM), "missing"], timeout_s=60.0)
     report, reads = json.loads(done.stdout.splitlines()[0])

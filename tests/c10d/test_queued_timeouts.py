@@ -44,6 +44,7 @@ def run_ranks(path: str, case: str) -> list[dict[str, Any]]:
         return list(threads.map(run, range(SIZE)))
 
 
+@pytest.mark.long
 @not_in_torch_2_7
 @pytest.mark.parametrize("case", ["alone", "behind a queued call"])
 def test_a_rank_that_does_not_come_is_named_within_the_shortened_timeout(

@@ -69,6 +69,7 @@ def _torch_view(stored: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(stored.view("int16")).view(torch.bfloat16)
 
 
+@pytest.mark.long
 @settings(max_examples=200, derandomize=True, database=None)
 @given(data=st.data())
 def test_shared_arrays_give_the_bits_of_private_ones(

@@ -126,6 +126,7 @@ def test_allreduce_equals_numpy_in_the_promised_order_on_all_ranks(
     assert report(layout)["wrong allreduces"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", wide([LOCAL[1], *NODES]), ids=str)
 def test_16_bit_floats_between_nodes_round_each_nodes_sum_and_the_result(
     report: Callable[[Layout], dict[str, Any]], layout: Layout

@@ -32,6 +32,7 @@ def outcomes(nodes: Cluster, level: str) -> list[list[str]]:
     return lines
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["multiple", "serialized"])
 def test_threads_with_a_communicator_each_work_at_once(
     cluster: Callable[..., Cluster], level: str
@@ -39,6 +40,7 @@ def test_threads_with_a_communicator_each_work_at_once(
     assert outcomes(cluster(2), level) == [["well", "well"]] * RANKS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["single", "funneled"])
 def test_a_thread_that_may_not_call_mpi_is_refused_on_all_ranks(
     cluster: Callable[..., Cluster], level: str

@@ -65,6 +65,7 @@ def do_split_twice(
     return wrong
 
 
+@pytest.mark.long
 @settings(max_examples=150, derandomize=True, database=None)
 @given(data=st.data())
 def test_parts_have_the_ranks_of_a_color_by_key_and_rank(

@@ -37,6 +37,7 @@ def job(mpirun: Run, ranks: int, case: str, **env: str) -> subprocess.CompletedP
     return done
 
 
+@pytest.mark.long
 def test_a_deadline_that_passes_ends_the_job(mpirun: Run) -> None:
     done = job(mpirun, 2, "hang", HSGD_TIMEOUT_S="1")
     assert done.returncode not in (0, 255), done.stderr
@@ -57,6 +58,7 @@ def test_a_rank_whose_output_nobody_reads_ends_the_job(mpirun: Run) -> None:
     assert "hsgd: rank 0 ended by RuntimeError, and 1 s later other" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["fail", "part_of_all"])
 def test_other_ranks_hear_who_failed_before_they_are_aborted(mpirun: Run, case: str) -> None:
     done = job(mpirun, 3, case)
@@ -74,6 +76,7 @@ def test_nobody_is_aborted_where_all_ranks_end(mpirun: Run) -> None:
     assert "aborted" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_job_whose_first_communicator_is_refused_ends_at_once(mpirun: Run) -> None:
     done = job(mpirun, 3, "refused", HSGD_ABORT_AFTER_S=f"{FOR_EVER_S:g}")
     assert done.returncode == 1
@@ -102,12 +105,14 @@ def test_a_rank_that_ends_well_aborts_nobody(mpirun: Run, case: str) -> None:
     assert sorted(done.stdout.splitlines()) == ["rank 0 ends", "rank 1 ends"]
 
 
+@pytest.mark.long
 def test_an_interrupted_rank_ends_the_job(mpirun: Run) -> None:
     done = job(mpirun, 2, "interrupt")
     assert done.returncode != 0
     assert "ended by KeyboardInterrupt, and 1 s later other" in done.stderr
 
 
+@pytest.mark.long
 def test_ranks_that_mpirun_keeps_alive_may_go_on(mpirun: Run) -> None:
     done = mpirun(2, __file__, "survive", env=SOON, mca={"mpi_ft_enable": 1}, timeout_s=JOB_S)
     assert "rank 0 went on" in done.stdout, done.stderr

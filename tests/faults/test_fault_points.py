@@ -311,6 +311,7 @@ def test_a_rank_stopped_at_a_point_is_named_at_the_deadline_and_learns_of_it(poi
             assert (report is None) == (scenario.call == "close"), report
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_does_not_share_its_memory_is_waited_for_once(victim: int) -> None:
     """What is told is that it did not come there, not that it missed the vote on that."""

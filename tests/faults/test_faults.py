@@ -285,6 +285,7 @@ def do_many_slow_calls(seat: Seat, path: str) -> int:
     return 8
 
 
+@pytest.mark.long
 def test_a_timeout_names_a_rank_that_never_calls() -> None:
     with Ranks(3) as pool:
         outcomes = pool.outcomes(do_stay_away, meeting_point())

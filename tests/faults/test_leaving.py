@@ -101,6 +101,7 @@ def test_a_rank_that_ends_by_an_exception_is_named_to_all_and_the_job_ends(
         assert "raised RuntimeError: this rank fails" in report["line"], report
 
 
+@pytest.mark.long
 def test_ranks_that_end_seconds_apart_end_well(cluster: Callable[..., Cluster]) -> None:
     done = run_job(cluster(2), (2, 1), "end")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -108,6 +109,7 @@ def test_ranks_that_end_seconds_apart_end_well(cluster: Callable[..., Cluster]) 
     assert "Error" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 2)], ids=str)
 def test_communicators_come_and_go_and_leave_nothing_behind(
     cluster: Callable[..., Cluster], hosts: tuple[int, ...]

@@ -147,6 +147,7 @@ dist.all_reduce(torch.ones(3))
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_exception_that_ends_the_program_is_quoted(name: str, tmp_path: Path) -> None:
     programs = [

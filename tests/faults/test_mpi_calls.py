@@ -34,6 +34,7 @@ CALLS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CALLS)
 def test_no_rank_waits_for_ever_for_one_that_hangs_in_a_call_of_mpi(
     cluster: Callable[..., Cluster], tmp_path: Path, case: str
@@ -46,6 +47,7 @@ def test_no_rank_waits_for_ever_for_one_that_hangs_in_a_call_of_mpi(
         assert "\n" not in line["line"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [(), ("--with-ft", "ulfm")], ids=["mpi", "ulfm"])
 @pytest.mark.parametrize("case", ["uncaught", "caught"])
 def test_a_program_whose_rank_hangs_in_a_call_of_mpi_ends(

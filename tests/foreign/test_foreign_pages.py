@@ -29,6 +29,7 @@ def large_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page_bytes", [16 << 10, 64 << 10])
 def test_all_shared_memory_works_with_large_pages(large_pages: Path, page_bytes: int) -> None:
     words = ["torch"] if page_bytes == 64 << 10 else []

@@ -84,6 +84,7 @@ def test_everything_but_empty_calls_is_taken_when_asked_for(run: Run) -> None:
     assert calls(done) == (EXPECTED_CALLS - 4 * 11, 4 * 11)
 
 
+@pytest.mark.long
 def test_small_chunks_and_rings_give_the_same_results(run: Run) -> None:
     env = {"HSGD_CHUNK_BYTES": "4096", "HSGD_SLOTS": "3", "HSGD_ONESHOT_BYTES": "0"}
     assert calls(run(2, "results", "1024", env=env))[0] == EXPECTED_TAKEN

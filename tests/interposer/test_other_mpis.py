@@ -68,6 +68,7 @@ def test_the_interposer_works(
     assert calls(mpich.run(2, str(mpich.folder / abi / program), *words, **env)) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("abi", WRAPPERS)
 def test_every_collective_works(mpich: InstalledMpi, abi: str) -> None:
     env = {"LD_PRELOAD": str(preload.library(abi)), "HSGD_MIN_BYTES": "0"}

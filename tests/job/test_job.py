@@ -36,6 +36,7 @@ print(f"|{hvd.rank()} of {hvd.size()}, {total.tolist()}, {over_mpi}|", flush=Tru
 """
 
 
+@pytest.mark.long
 def test_workers_of_torchrun_train_one_model_together_without_mpi(tmp_path: Path) -> None:
     done = torchrun(tmp_path, TRAINING, "--nproc-per-node=2")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -54,6 +55,7 @@ print(f"|{hsgd.rank()} of {hsgd.size()}, {sums}, {dist.get_rank()}, {comm.mpi}|"
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("standalone", [True, False], ids=["standalone", "static port"])
 def test_each_communicator_of_torchruns_workers_is_one_of_all(
     tmp_path: Path, standalone: bool

@@ -126,6 +126,7 @@ def test_no_way_into_a_job_goes_on_in_a_nested_one(tmp_path: Path) -> None:
         assert "srun (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=3)" in str(answer), (way, answer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ['dist.init_process_group("hsgd")', "hsgd.Comm()"])
 @pytest.mark.parametrize(("tasks", "ranks"), [(2, 1), (2, 2), (1, 2)])
 def test_workers_of_a_torchrun_in_each_task(

@@ -103,6 +103,7 @@ def said(text: str) -> list[str]:
     return [found.strip() for found in re.findall(r"\| (.*?) \|", text)]
 
 
+@pytest.mark.long
 def test_what_a_stranger_reads_lets_nobody_in_and_what_it_writes_later_changes_nothing(
     tmp_path: Path,
 ) -> None:
@@ -115,6 +116,7 @@ def test_what_a_stranger_reads_lets_nobody_in_and_what_it_writes_later_changes_n
     assert lines.count("sum 3.0") == 2 and lines.count("part 3.0") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "options", "key"),
     [

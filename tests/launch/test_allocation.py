@@ -113,6 +113,7 @@ def test_mpirun_gets_the_hosts_that_it_does_not_know(
     assert launch._hosts_for_mpirun(Launcher("mpirun", kind, "5"), 4, environ) == hosts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [["--launcher", "torchrun"], ["--min-np", "4"]])
 def test_a_job_runs_on_all_hosts_of_its_allocation(
     tmp_path: Path, cluster: Callable[..., Cluster], words: list[str]

@@ -65,6 +65,7 @@ def script(tmp_path: Path) -> str:
     return str(tmp_path / "train.py")
 
 
+@pytest.mark.long
 def test_a_script_of_horovod_runs_unedited(script: str) -> None:
     words = [*HSGD, "run", "--horovod", "-np", "2", "--cycle-time-ms", "3", "--autotune"]
     environ = installed_environ(HSGD_AS_HOROVOD="force", OMP_NUM_THREADS="1")

@@ -47,6 +47,7 @@ def test_hsgd_alone_shows_first_steps() -> None:
         assert command in done.stdout
 
 
+@pytest.mark.long
 def test_the_doctor_tries_shared_memory_and_a_job_here() -> None:
     done = run("doctor", "--json")
     trials = {trial["name"]: trial for trial in json.loads(done.stdout)}
@@ -272,6 +273,7 @@ def test_the_reason_of_a_failed_job_is_its_last_error_and_no_path() -> None:
     assert probe._reason("", 7) == "exit code 7"
 
 
+@pytest.mark.long
 def test_sources_in_the_working_directory_do_not_shadow_what_the_doctor_tests(
     tmp_path: Path,
 ) -> None:

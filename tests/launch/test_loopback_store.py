@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import os, pathlib, subprocess, sys
 import torch, torch.distributed as dist
@@ -37,6 +39,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_the_store_of_one_host_is_on_the_loopback_and_takes_no_pickles(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)

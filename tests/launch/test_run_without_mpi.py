@@ -58,6 +58,7 @@ def test_ranks_of_this_machine_meet_without_mpi(tmp_path: Path, words: list[str]
     assert told == (not words)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hosts", "places"), [("node1:2,node2:2", "[0, 0, 1]"), ("node2:3", "[0, 0, 0]")]
 )
@@ -75,6 +76,7 @@ def test_ranks_of_other_hosts_meet_without_mpi(
     assert lines(done.stdout) == [f"{rank} 3 6 None {places} 5" for rank in range(3)]
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_ends_the_job_on_all_hosts(
     tmp_path: Path, cluster: Callable[..., Cluster]
 ) -> None:

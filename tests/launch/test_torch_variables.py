@@ -31,6 +31,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_the_backend_starts_under_hsgd_run_with_mpi(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
@@ -41,6 +42,7 @@ def test_the_backend_starts_under_hsgd_run_with_mpi(tmp_path: Path) -> None:
     assert said(done) == [f"{rank} of 2, ('{rank}', '2'), 2" for rank in range(2)]
 
 
+@pytest.mark.long
 def test_the_backend_starts_on_several_hosts(
     tmp_path: Path, cluster: Callable[..., Cluster]
 ) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from torchrun_runs import said, torchrun
 
 __all__: list[str] = []
@@ -39,6 +41,7 @@ if not again:
 """
 
 
+@pytest.mark.long
 def test_a_restarted_worker_waits_for_the_new_rank_0_not_for_the_dead_one(tmp_path: Path) -> None:
     done = torchrun(tmp_path, LATE_FIRST, "--standalone", "--max-restarts=1", "--nproc-per-node=2")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -64,6 +67,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_a_group_meets_though_only_some_ranks_of_the_last_attempt_had_come(tmp_path: Path) -> None:
     done = torchrun(
         tmp_path, HALF_ARRIVED, "--standalone", "--max-restarts=1", "--nproc-per-node=2"

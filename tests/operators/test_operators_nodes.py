@@ -31,6 +31,7 @@ JOB_S = 150.0
 KINDS = ["python"] if "older" in kernels.why_in_python() else ["native", "python"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_between_nodes_are_right_beside_asynchronous_calls(
     cluster: Callable[..., Cluster], tmp_path: Path, kind: str

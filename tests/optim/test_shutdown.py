@@ -87,6 +87,7 @@ def test_all_that_use_a_communicator_leave_it_whatever_one_of_them_raises() -> N
     assert left == ["first", "last"] and comm.closed
 
 
+@pytest.mark.long
 def test_optimizers_that_are_gone_leave_nothing_with_the_communicator() -> None:
     comm = Comm.local(meeting_point(), 0, 1)
     model = nn.Linear(2, 1)

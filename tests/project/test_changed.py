@@ -40,6 +40,7 @@ def test_a_change_leads_to_its_test(changed: ModuleType, file: str, test: str) -
     assert ROOT / test in changed.python_tests([ROOT / file])
 
 
+@pytest.mark.long
 def test_a_page_leads_to_no_test_of_collectives(changed: ModuleType) -> None:
     found = {path.stem for path in changed.python_tests([ROOT / "docs/start/mpi.md"])}
     assert found == {"test_architecture", "test_sources", "test_site"}
@@ -57,6 +58,7 @@ def test_the_nearest_tests_come_first(changed: ModuleType) -> None:
     assert names.index("test_config") < names.index("test_packaging")
 
 
+@pytest.mark.long
 def test_after_the_budget_no_test_begins_and_the_summary_says_so(tmp_path: Path) -> None:
     for name in ("conftest.py", "support"):
         (tmp_path / name).symlink_to(ROOT / "tests" / name)

@@ -111,6 +111,7 @@ def do_stay_on_one_node(seat: Seat, folder: str) -> list[str]:
         return hosts_of(os.getpid())
 
 
+@pytest.mark.long
 def test_over_mpi_the_last_rank_finds_all_nodes(
     cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:

@@ -250,6 +250,7 @@ def test_an_error_of_a_process_group_is_shown_as_well(ranks: Ranks, tmp_path: Pa
 # --- several nodes ---
 
 
+@pytest.mark.long
 def test_each_node_writes_its_part_of_one_folder(
     cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:

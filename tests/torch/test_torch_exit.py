@@ -60,6 +60,7 @@ hvd.join()
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", short_form("torch", JOBS))
 def test_a_job_ends_without_a_report_of_leaks(name: str, tmp_path: Path) -> None:
     ranks = [

@@ -175,6 +175,7 @@ def test_variables_have_horovods_defaults() -> None:
     assert read == HorovodSettings(False, 5.0, 0.0, "/tmp/t", True)
 
 
+@pytest.mark.long
 def test_init_with_ranks_is_a_call_of_these_alone(
     mpirun: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ print("left")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hosts", "late"),
     short_form("torch", [((1, 1), 0), ((1, 1), 1), ((2, 1), 2)], keep=[2]),
@@ -65,6 +66,7 @@ except hvd.HorovodInternalError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hosts", "failing"), short_form("torch", [((1, 1), 1), ((2, 1), 1)], keep=[1]), ids=str
 )
@@ -101,6 +103,7 @@ except (hvd.HorovodInternalError, ConnectionError) as error:
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_with_a_tree_waits_for_nobody(
     mpirun: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_four_damaged_bytes_anywhere_are_one_line_of_each_command(tmp_path, make
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "step"), [(make_slabs, "159"), (make_ragged_slabs, "291")])
 def test_four_damaged_bytes_of_an_index_without_checksum_crash_nobody(tmp_path, make, step):
     """The maps of its virtual datasets are never loaded."""

@@ -228,6 +228,7 @@ def test_a_name_that_is_not_utf8_is_one_line(tmp_path):
         assert len(str(raised.value).splitlines()) == 1
 
 
+@pytest.mark.long
 def test_groups_in_a_circle_end(tmp_path):
     path = save(tmp_path / "a.h5")
     with h5py.File(path, "r+") as file:

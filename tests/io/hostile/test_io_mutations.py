@@ -60,6 +60,7 @@ def foreign(folder: Path) -> None:
                     file.create_dataset(field, data=array, **chunks, **(options or {}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "make", "count", "seed"),
     short_form(

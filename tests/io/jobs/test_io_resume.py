@@ -49,6 +49,7 @@ def consume(loader, steps):
     return iteration, numbers(batches)
 
 
+@pytest.mark.long
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     jobs=st.lists(

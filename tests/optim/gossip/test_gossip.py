@@ -433,6 +433,7 @@ def train_on(seat: Seat, path: str) -> tuple[list[str], Any]:
     return [str(one.message) for one in raised], gossip.metrics()
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_left_out_of_the_training_with_a_warning() -> None:
     pid, found = without_rank_1(train_on)
     for report, metrics in found:
@@ -518,6 +519,7 @@ def test_it_is_a_strategy_of_the_distributed_optimizer(pools: Callable[[int], Ra
         assert metrics.averaged > 0 and distance < 0.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hosts", "way"),
     short_form(
@@ -536,6 +538,7 @@ def test_nodes_gossip(cluster: Callable[..., Cluster], hosts: str, way: str) -> 
     assert sum(count > 0 for count in report["remote_bytes"]) == min(sends, size)
 
 
+@pytest.mark.long
 def test_the_example_learns(mpirun: Callable[..., Any]) -> None:
     example = HERE.parents[2] / "examples" / "train_gossip.py"
     # a rank has half of the digits, and could get no more than half of the test right by itself;

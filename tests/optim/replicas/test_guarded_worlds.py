@@ -116,6 +116,7 @@ train(state)
 """
 
 
+@pytest.mark.long
 def test_an_elastic_job_ends_where_ranks_differ(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(DIFFERS)
