@@ -31,8 +31,8 @@ from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra,
 from hsgd.handle import Handle
 from hsgd.job import agent_link, ending, launcher_variables, torchrun
 from hsgd.job.board import Board
+from hsgd.job.launched_once import launched_once
 from hsgd.job.mpi_calls import call_within
-from hsgd.job.nested_launchers import refuse_nested
 from hsgd.job.tcp_meeting import meet_over_store, meet_within
 from hsgd.native_options import native_options
 from hsgd.rows import even_rows
@@ -107,7 +107,7 @@ class Comm(Closing):
             agent_link.enter_world()
         worker = launcher_variables.torchrun() if comm is None else None
         if worker is not None:
-            refuse_nested()
+            launched_once()
             in_agents_world = launcher_variables.agent_round() is not None
             if worker.local_size == worker.size and not in_agents_world:
                 path = torchrun.meeting_point(worker, config.timeout_s)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hsgd.errors import DataError, LaunchError, MissingExtra
-from hsgd.job.launchers import launched
-from hsgd.job.nested_launchers import refuse_nested
+from hsgd.job.launched_once import launched_once
 
 from .convert.conversion import convert_to_slabs
 from .convert.progress import Progress, bytes_text
@@ -354,8 +353,7 @@ def _show(text: str) -> None:
 
 def _launched_together() -> Any:
     """The communicator of all ranks under mpirun; None for a single process."""
-    refuse_nested()
-    found = launched()
+    found = launched_once()
     if found is None or found.is_alone:
         return None
     try:

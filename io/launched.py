@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hsgd.errors import LaunchError
-from hsgd.job.launchers import launched
-from hsgd.job.nested_launchers import refuse_nested
+from hsgd.job.launched_once import launched_once
 
 __all__ = ["RankHere", "check_still_alone", "rank_here"]
 
@@ -50,8 +49,7 @@ def rank_here(
     here = _initialized()
     if here is not None:
         return here
-    refuse_nested(environ)
-    found = launched(environ)
+    found = launched_once(environ)
     if found is None:
         return RankHere(0, 1, _ALONE)
     if found.is_alone:

@@ -17,9 +17,8 @@ from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError
 from hsgd.job import launcher_variables
 from hsgd.job.board import Board
-from hsgd.job.launchers import launched
+from hsgd.job.launched_once import launched_once
 from hsgd.job.mpi_calls import communicator_of
-from hsgd.job.nested_launchers import refuse_nested
 
 __all__ = ["meet", "open_board"]
 
@@ -66,8 +65,7 @@ def meet(board: Board, config: Config) -> Comm:
 
 def _refuse_alone(environ: Mapping[str, str]) -> None:
     """An image may set these for a process alone, and mpirun start many."""
-    refuse_nested(environ)
-    found = launched(environ)
+    found = launched_once(environ)
     if environ.get("WORLD_SIZE") != "1" or found is None or found.is_alone:
         return
     raise LaunchError(

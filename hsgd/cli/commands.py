@@ -21,8 +21,8 @@ from hsgd.agent import cli as agent_cli
 from hsgd.cli import completion
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
-from hsgd.job.launchers import FOR_TORCH, launched
-from hsgd.job.nested_launchers import refuse_nested
+from hsgd.job.launched_once import launched_once
+from hsgd.job.launchers import FOR_TORCH
 from hsgd.job.sealed_store import JOB_SECRET, draw_job_secret
 from hsgd.launch import as_horovod, hook, horovod_options, launch
 from hsgd.launch.allocation import tasks
@@ -298,8 +298,7 @@ def _ranks_of_allocation(arguments: argparse.Namespace) -> int:
 
 def _refuse_several(environ: Mapping[str, str]) -> None:
     """Each would start a job of its own, which knows nothing of the others."""
-    refuse_nested(environ)
-    found = launched(environ)
+    found = launched_once(environ)
     if found is None or found.is_alone:
         return
     if found.launcher is FOR_TORCH:  # an image or a shell may have set them

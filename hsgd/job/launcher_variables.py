@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from hsgd import built
 from hsgd.errors import LaunchError
+from hsgd.job.launched_once import launched_once
 from hsgd.job.launchers import LAUNCHERS, launched, number
-from hsgd.job.nested_launchers import refuse_nested
 
 __all__ = [
     "AGENT_ROUND",
@@ -122,7 +122,7 @@ def describe(environ: Mapping[str, str]) -> str:
 
 def refuse_alone(seen: int, library: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raise LaunchError where `library` sees one rank of a job that its launcher says has more, and
-    as refuse_nested; local.
+    as launched_once; local.
 
     Without this each rank would work by itself, as rank 0 of 1, and nobody would notice.
 
@@ -130,8 +130,7 @@ def refuse_alone(seen: int, library: str, environ: Mapping[str, str] = os.enviro
     """
     if seen > 1:
         return
-    refuse_nested(environ)
-    found = launched(environ)
+    found = launched_once(environ)
     if found is None or found.is_alone:
         return
     count = "this process beside others" if found.size is None else f"{found.size} ranks"

@@ -12,8 +12,7 @@ import pytest
 
 from hdf5_samples import make_slabs
 from hsgd import LaunchError
-from hsgd.job import nested_launchers
-from hsgd.job.nested_launchers import refuse_nested
+from hsgd.job.launched_once import launched_once
 from hsgd.testing.processes import run_marked
 from launcher_rows import ROWS, answers_of, variables
 from torchrun_runs import JOB_S, here
@@ -46,15 +45,15 @@ PAIRS = [
 def test_a_job_of_one_task_in_several_is_refused(
     inner: str, outer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nested_launchers, "_has_mpirun_above", lambda: True)
+    monkeypatch.setattr("hsgd.job.launched_once._has_mpirun_above", lambda: True)
     own, outside = variables(INNER[inner]), variables(ROWS[outer][0])
     with pytest.raises(LaunchError) as raised:
-        refuse_nested({**outside, **own})
+        launched_once({**outside, **own})
     line = str(raised.value)
     assert "\n" not in line and f"tasks of {outer} (" in line
     told = line.partition(" unset ")[2].split(", ")
     assert told and not {*told} & {*own}
-    refuse_nested({name: value for name, value in {**outside, **own}.items() if name not in told})
+    launched_once({name: value for name, value in {**outside, **own}.items() if name not in told})
 
 
 SRUN = "SLURM_STEP_ID=0 SLURM_PROCID={rank} SLURM_STEP_NUM_TASKS={size}"
@@ -83,15 +82,15 @@ ONE_JOB = {
 
 @pytest.mark.parametrize("case", ONE_JOB)
 def test_what_makes_one_job_is_left_alone(case: str) -> None:
-    refuse_nested(variables(ONE_JOB[case]))
+    launched_once(variables(ONE_JOB[case]))
 
 
 CHECK = """
 import os
-from hsgd.job.nested_launchers import refuse_nested
+from hsgd.job.launched_once import launched_once
 from hsgd.errors import LaunchError
 try:
-    refuse_nested()
+    launched_once()
     print("one job")
 except LaunchError as error:
     print(error)

@@ -137,7 +137,7 @@ PACKAGES = {
 # it, and a Comm.
 READER_TAKES = {
     *("hsgd.agree", "hsgd.closing", "hsgd.errors"),
-    *("hsgd.job.launchers", "hsgd.job.nested_launchers"),
+    *("hsgd.job.launchers", "hsgd.job.launched_once"),
 }
 # Files that run before or without the package: they may import this much when they are loaded.
 ALONE = {"launch/launch_hook": {"sys"}, "errors": set[str]()}

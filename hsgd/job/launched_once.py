@@ -13,24 +13,26 @@ from collections.abc import Mapping
 from hsgd.errors import LaunchError
 from hsgd.job.launchers import FOR_TORCH, LAUNCHERS, Launched, launched_in, number
 
-__all__ = ["refuse_nested"]
+__all__ = ["launched_once"]
 
 _MPIRUNS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "mpirun_rsh"}
 _MOST_PARENTS = 64
 
 
-def refuse_nested(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise LaunchError if this process's job is that of one task among several of a launcher
-    outside; local.
+def launched_once(environ: Mapping[str, str] = os.environ) -> Launched | None:
+    """Return the innermost launcher, as launched(); local. Raises LaunchError if this process's job
+    is that of one task among several of a launcher outside.
 
     Without this each task would train by itself, as a job of its own, and nobody would notice.
     """
-    found = [each for each in launched_in(environ) if each.launcher is not FOR_TORCH]  # innermost
-    for inner, outer in itertools.pairwise(found):
+    every = launched_in(environ)
+    named = [each for each in every if each.launcher is not FOR_TORCH]
+    for inner, outer in itertools.pairwise(named):
         if _is_of_one_task(inner, environ) and _is_one_of_several(outer):
             if inner.launcher.counts_for_mpi and not _has_mpirun_above():
                 continue  # `outer` started the daemons of an mpirun that reaches all hosts
             raise LaunchError(_refusal(inner, outer, environ))
+    return every[0] if every else None
 
 
 def _is_of_one_task(inner: Launched, environ: Mapping[str, str]) -> bool:
