@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import os
 import signal
 import subprocess
@@ -63,9 +64,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def virtual_nodes() -> None:
     """Skips, with the reason, where virtual nodes cannot be made; in CI that is a failure."""
-    reason = Cluster.reason_unavailable()
+    _need("the tests between nodes", Cluster.reason_unavailable())
+
+
+@pytest.fixture(scope="session")
+def horovod() -> None:
+    """Skips where Horovod itself is not installed; in CI that is a failure."""
+    found = importlib.util.find_spec("horovod")
+    remedy = "Horovod is not installed: python -m hsgd.launch.horovod_wheel --install"
+    _need("the tests that need Horovod", None if found else remedy)
+
+
+def _need(what: str, reason: str | None) -> None:
     if reason and os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        pytest.fail(f"CI must run the tests between nodes: {reason}")
+        pytest.fail(f"CI must run {what}: {reason}")
     if reason:
         pytest.skip(reason)
 

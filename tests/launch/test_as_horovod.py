@@ -77,9 +77,7 @@ def test_a_script_of_horovod_runs_unedited(script: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make .horovod"
-)
+@pytest.mark.usefixtures("horovod")
 def test_an_installed_horovod_is_passed_over_by_force_only(script: str) -> None:
     refused = "hsgd: error: HSGD_AS_HOROVOD=1 needs an environment without Horovod, and one is "
     environ = installed_environ(HSGD_AS_HOROVOD="1")

@@ -5,7 +5,6 @@ Everything is tried from outside, as commands with a hard limit.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import sys
@@ -22,13 +21,7 @@ from site_copy import BIN, SiteCopy, installed_environ
 
 __all__: list[str] = []
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        importlib.util.find_spec("horovod") is None,
-        reason="Horovod is not installed: make .horovod",
-    ),
-]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("horovod")]
 JOB_S = 180.0
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 TOLD = "hsgd: horovod.torch is hsgd.torch; horovodrun --plugin hsgd-mpi (HOROVOD_PLUGIN=hsgd-mpi)"

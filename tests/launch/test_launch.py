@@ -25,13 +25,7 @@ from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import run_marked
 from site_copy import BIN, SiteCopy, fake_launcher, installed_environ
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        not (BIN / "horovodrun").exists(),
-        reason="Horovod is not installed: python -m hsgd.launch.horovod_wheel --install",
-    ),
-]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("horovod")]
 TRAIN = """
 import torch, horovod.torch as hvd
 hvd.init()

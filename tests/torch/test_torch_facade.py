@@ -54,10 +54,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Any:
-    pytest.importorskip(
-        "horovod", reason="Horovod is not installed: python -m hsgd.launch.horovod_wheel --install"
-    )
+def theirs(horovod: None) -> Any:
     return importlib.import_module("horovod.torch")
 
 

@@ -12,11 +12,6 @@ import pytest
 from hsgd.testing.cluster import Cluster
 from tiers import short_form
 
-pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-pytest.importorskip(
-    "horovod", reason="Horovod is not installed: python -m hsgd.launch.horovod_wheel --install"
-)
-
 __all__: list[str] = []
 
 SCRIPT = Path(__file__).with_name("torch_side_by_side.py")
@@ -24,7 +19,11 @@ OWN = Path(__file__).with_name("torch_horovods_own.py")
 LIMIT_S = 200.0
 ENV = {"HOROVOD_TIMELINE": "DYNAMIC", "HOROVOD_LOG_LEVEL": "fatal"}
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(LIMIT_S + 60)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.usefixtures("horovod"),
+    pytest.mark.timeout(LIMIT_S + 60),
+]
 
 
 @pytest.mark.parametrize("size", short_form("torch", [2, 3, 4]))

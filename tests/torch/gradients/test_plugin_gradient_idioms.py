@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -23,9 +22,7 @@ JOB_S = 240.0
 
 @pytest.mark.long
 @pytest.mark.timeout(JOB_S + 20)
-@pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make .horovod"
-)
+@pytest.mark.usefixtures("horovod")
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_script_of_horovod_trains_like_one_process(size: int) -> None:
     words = [str(BIN / "horovodrun"), "--plugin", "hsgd", "-np", str(size), sys.executable]
