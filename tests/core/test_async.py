@@ -10,8 +10,6 @@ import random
 import resource
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -27,6 +25,7 @@ from hypothesis import strategies as st
 
 from hsgd import CollectiveTimeout, Comm, HsgdError, PeerLost, SignatureMismatch
 from hsgd.config import Config
+from outcomes import outcomes_of
 from ranks import LIMIT_S, PATIENT, Ranks, Seat, meeting_point, switch_points
 from reference import DTYPES, allreduced, as_torch, digest, made, zeros
 
@@ -707,7 +706,7 @@ import numpy as np
 from hsgd import Comm
 from hsgd.config import Config
 
-path, rank, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+rank, path, how = int(sys.argv[1]), *sys.argv[2:]
 comm = Comm.local(path, rank, 2, Config(timeout_s=2 if "much" in how else 30))
 comm.barrier()
 if how == "finishes" and rank == 1:
@@ -738,27 +737,11 @@ THREADS = ("thread", "thread with much to say")
 @pytest.mark.parametrize("how", ["finishes", "leaves", "raises", *THREADS])
 def test_the_interpreter_ends_with_open_handles(how: str) -> None:
     """What others join is finished, what nobody joins fails, and nothing hangs or crashes."""
-    path = meeting_point()
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", END, path, str(rank), how],
-            stdin=subprocess.PIPE,  # closed in turn
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        reports = [program.communicate(timeout=25) for program in programs]
-    finally:
-        for program in programs:
-            program.kill()
-    codes = [program.returncode for program in programs]
-    assert codes == [int(how == "raises"), 0], reports
-    assert ("a bug of the program" in reports[0][1]) == (how == "raises")
-    assert "end of the program" in reports[1][0]
-    assert ("was finished" in reports[1][0]) == (how == "finishes"), reports
+    first, last = outcomes_of(END, meeting_point(), how, limit_s=25)
+    assert [first.returncode, last.returncode] == [int(how == "raises"), 0], (first, last)
+    assert ("a bug of the program" in first.stderr) == (how == "raises")
+    assert "end of the program" in last.stdout
+    assert ("was finished" in last.stdout) == (how == "finishes"), (first, last)
 
 
 def do_abort(seat: Seat, path: str, expires: bool) -> list[str]:

@@ -4,7 +4,6 @@ others; one that closes its communicator early is said to have done that."""
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from hsgd import Comm, PeerLost
 from hsgd.closing import describe_failure
+from outcomes import outcomes_of
 from pretended_nodes import meet
 from ranks import Ranks, Seat
 
@@ -150,20 +150,9 @@ dist.all_reduce(torch.ones(3))
 @pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_exception_that_ends_the_program_is_quoted(name: str, tmp_path: Path) -> None:
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAMS[name], str(rank), str(tmp_path / "meet")],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [program.communicate(timeout=120)[1] for program in programs]
-    finally:
-        for program in programs:
-            program.kill()
-    assert [program.returncode for program in programs] == [1, 1], outputs
+    ranks = outcomes_of(PROGRAMS[name], str(tmp_path / "meet"))
+    outputs = [rank.stderr for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], outputs
     assert outputs[1].rstrip().endswith("ValueError: bad batch")
     assert f") {RAISED}" in outputs[0] and CLOSED not in outputs[0]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from outcomes import outcomes_of
 from tiers import short_form
 
 __all__: list[str] = []
@@ -63,19 +62,6 @@ hvd.join()
 @pytest.mark.long
 @pytest.mark.parametrize("name", short_form("torch", JOBS))
 def test_a_job_ends_without_a_report_of_leaks(name: str, tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", JOBS[name], str(rank), str(tmp_path / "meet")],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for rank in ranks:
-            _, output = rank.communicate(timeout=120)
-            assert rank.returncode == 0, output
-            assert "nanobind: leaked" not in output
-    finally:
-        for rank in ranks:
-            rank.kill()
+    for rank in outcomes_of(JOBS[name], str(tmp_path / "meet")):
+        assert rank.returncode == 0, rank.stderr
+        assert "nanobind: leaked" not in rank.stderr
