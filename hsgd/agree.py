@@ -47,7 +47,7 @@ def agree(
         own = _texts(terms())
     except Exception as error:  # of whatever kind: the others wait for the outcome
         refusal = error
-    digest = digest_of(own)
+    digest = _digest(own)
     place = 0 if refusal is None else comm.size - comm.rank  # the lowest rank that refuses counts
     every = np.array([digest, -digest, place], np.int64)
     most, least, first = comm.allreduce(every, "max", name=f"terms of {what}").tolist()
@@ -61,7 +61,11 @@ def digest_of(values: Mapping[str, object]) -> int:
     """Return a number from 0 to 2^56 - 1 that is equal where agree() finds the terms equal, and
     otherwise almost never; local.
     """
-    packed = json.dumps(_texts(values), sort_keys=True)
+    return _digest(_texts(values))
+
+
+def _digest(texts: Mapping[str, str]) -> int:
+    packed = json.dumps(texts, sort_keys=True)
     octets = hashlib.blake2b(packed.encode(), digest_size=_DIGEST_BYTES).digest()
     return int.from_bytes(octets, "little")
 

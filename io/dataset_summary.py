@@ -57,7 +57,7 @@ def describe(data: DataMap) -> str:
     lines += [f"  never written: {line}" for line in data.unwritten().values()]
     if header is None:
         lines += _groups_alike([spec.name for spec in data.fields])
-    if header is not None:
+    else:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
         lines += _slab_picture(data)
     return "\n".join(lines)

@@ -3,9 +3,9 @@
 With HSGD_AS_HOROVOD=1 all of them, if no Horovod is installed. With HOROVOD_PLUGIN=hsgd those of
 PyTorch, beside an installed Horovod, whose other frameworks stay its own. Owns the names of
 Horovod's modules and what they stand for, and the refusal of what hsgd.torch lacks. The choice
-depends on the environment alone, never on the script: ranks that chose apart would wait for each
-other without end. A script that needs more is refused. The start-up hook asks when a module of the
-name horovod is imported.
+depends on the environment, and on whether horovodrun is loaded, never on what the script uses:
+ranks that chose apart would wait for each other without end. A script that needs more is refused.
+The start-up hook asks when a module of the name horovod is imported.
 """
 
 from __future__ import annotations
