@@ -28,7 +28,7 @@ def guard(model: DistributedDataParallel, *, buffers: bool = False) -> Distribut
 
     model: over any backend. From here on those forward passes in training that begin a step are
     collective: all parameters are compared in the first, then a share in each, so that each has
-    been compared within 264 steps; HSGD_CHECK_REPLICAS=1 compares all in each step, 0 nothing.
+    been compared within 520 steps; HSGD_CHECK_REPLICAS=1 compares all in each step, 0 nothing.
     buffers: compare these, too; BatchNorm's statistics are each rank's own unless they come from
     SyncBatchNorm. Not compared: what DDP ignores, and steps within its join(). Raises TypeError for
     another model; the forward passes raise hsgd.ReplicasDiffer on all ranks.

@@ -22,7 +22,7 @@ from hsgd.optim.replicas.checksums import CHUNK_WORDS, fold, layout_sum, value_s
 __all__ = ["ReplicaGuard"]
 
 Named = list[tuple[str, Tensor]]
-_TURNS = 256  # steps in which all is looked at
+_TURNS = 512  # steps in which all is looked at
 _EVERY = 8  # steps from one exchange to the next
 _LEAST_WORDS = CHUNK_WORDS // 4  # of a turn
 _TENSOR_WORDS = CHUNK_WORDS // 2  # what the beginning of a tensor costs, in words that are summed
@@ -36,7 +36,7 @@ class ReplicaGuard:
 
     tensors: gives them with their names, which are equal on all ranks. The first rank's
     HSGD_CHECK_REPLICAS holds for all: with "share" everything in the first step, then a share in
-    each, so that all is compared within 264 steps.
+    each, so that all is compared within 520 steps.
     turns: steps in which all is looked at. every: steps from one exchange to the next.
     terms: gives further values by name that are to be equal on all ranks, compared as text in each
     exchange. rank: this rank's number in errors; None: that in the communicator.

@@ -21,7 +21,7 @@ from ranks import Ranks, Seat
 
 __all__: list[str] = []
 
-PROMISED = 264
+PROMISED = 520
 FAULT_AT = 5
 
 

@@ -18,7 +18,7 @@ from torch_job import job
 
 __all__: list[str] = []
 
-PROMISED = 264
+PROMISED = 520
 LARGE = 3_000_000
 
 
