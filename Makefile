@@ -30,7 +30,7 @@ SHORT := not long and $(NEAR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHANGED := $(BIN)/python tests/changed.py
 CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*/*.cpp tests/native/*/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c benchmarks/native/simulation/*.cpp benchmarks/native/simulation/*.hpp tests/mpi_programs/*.[ch] tests/foreign/*.c tests/simcuda/*.hpp tests/simcuda/*/*.[ch]pp)
-SOURCES := setup.py pyproject.toml hsgd/launch/launch_hook.py hsgd/launch/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
+SOURCES := setup.py pyproject.toml hsgd/launch_hook.py hsgd/jobs/launch/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
 # The native libraries are built for the MPI of the environment and for the other one, which lies
 # here; MPICH also has the standard ABI.
 OTHER_MPI := $(if $(HSGD_MPI),$(if $(filter mpich,$(HSGD_MPI)),openmpi,mpich))
@@ -122,12 +122,12 @@ pytest: $(VENV)/.dev ## the quick Python tests, with several processes and nodes
 
 chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks
 	$(PYTEST) -m chaos $(PYTEST_ARGS)
-	$(BIN)/python -m hsgd.testing.chaos --faults $(CHAOS_FAULTS) --seed $$RANDOM --json build/chaos.json
-	$(BIN)/python -m hsgd.testing.chaos --under nodes --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-nodes.json
-	$(BIN)/python -m hsgd.testing.chaos --under mpirun --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-mpi.json
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns.chaos --faults $(CHAOS_FAULTS) --seed $$RANDOM --json build/chaos.json
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns.chaos --under nodes --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-nodes.json
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns.chaos --under mpirun --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-mpi.json
 
 soak: $(VENV)/.dev ## millions of calls, thousands of communicators, an hour of training: memory must stay flat
-	$(BIN)/python -m hsgd.testing.soak --json build/soak.json $(SOAK_ARGS)
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns.soak --json build/soak.json $(SOAK_ARGS)
 
 ifeq ($(TORCH),)
 test-torch: $(VENV)/.dev $(VENV)/.horovod ## long training and jobs of torch, torch's own tests; TORCH=2.15.0: with that torch
@@ -212,8 +212,8 @@ $(VENV)/.release: $(VENV)/.dev
 	$(PIP) install --no-build-isolation -e '.[dev,release]'
 	touch $@
 
-$(VENV)/.horovod: $(BASE) hsgd/launch/horovod_wheel.py hsgd/launch/mpi_compiler.py
-	$(BIN)/python hsgd/launch/horovod_wheel.py --install
+$(VENV)/.horovod: $(BASE) hsgd/jobs/launch/horovod_wheel.py hsgd/jobs/launch/mpi_compiler.py
+	$(BIN)/python hsgd/jobs/launch/horovod_wheel.py --install
 	touch $@
 
 clean: ## remove what was built, not the environment or the cache

@@ -82,8 +82,8 @@ TUNE_FLAGS = ("-mtune=icelake-server",)
 
 
 def load_mpi_compiler() -> ModuleType:
-    """hsgd/launch/mpi_compiler.py by path: the package cannot be imported before it is built."""
-    path = ROOT / "hsgd/launch/mpi_compiler.py"
+    """Load mpi_compiler.py by path: the package cannot be imported before it is built."""
+    path = ROOT / "hsgd/jobs/launch/mpi_compiler.py"
     spec = importlib.util.spec_from_file_location("mpi_compiler", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -294,7 +294,7 @@ def library_places(mpi: Any, installed: Path | None) -> list[str]:
 
 def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
     """libhsgd_mpi and the interposer's engine, with libmpi in DT_NEEDED and a run-time path to it;
-    and what programs preload, which needs libc alone. For one ABI: hsgd/mpi_abi.py."""
+    and what programs preload, which needs libc alone. For one ABI: hsgd/base/mpi_abi.py."""
     common = {
         "compile_flags": mpi.compile_flags,
         "link_flags": ("-Wl,--no-undefined", *mpi.link_flags),
@@ -370,7 +370,7 @@ def binding_library() -> Library:
 def write_hook(site_packages: Path) -> list[Path]:
     """The start-up hook: a top-level module, so that no interpreter start imports hsgd."""
     files = {
-        f"{HOOK}.py": (ROOT / "hsgd/launch/launch_hook.py").read_text(),
+        f"{HOOK}.py": (ROOT / "hsgd/launch_hook.py").read_text(),
         f"{HOOK}.pth": f"import {HOOK}\n",
         f"{HOOK}.start": f"{HOOK}:install\n",  # Python 3.15 and later
     }

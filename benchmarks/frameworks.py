@@ -20,7 +20,7 @@ from typing import Any
 
 from harness import report
 from harness.installing import PeerMissing
-from hsgd.launch.horovod_wheel import cache_folder
+from hsgd.jobs.launch.horovod_wheel import cache_folder
 from programs import figures
 from programs.environments import FOLDER, environment, wheel
 from programs.table import PLACE, PROGRAMS, WORKERS, Program

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import jobs, layouts, report
-from hsgd.launch import launch, mpirun, preload
-from hsgd.launch.mpi_compiler import find_wrapper
+from hsgd.jobs.launch import launch, mpirun, preload
+from hsgd.jobs.launch.mpi_compiler import find_wrapper
 
 __all__ = ["LIMIT_NS", "run"]
 

@@ -1,8 +1,8 @@
 """How well `hsgd plan` predicts: allreduces measured on layouts, each predicted by constants that
 were fitted to the others; and the constants.
 
-Owns the choice of layouts and sizes, and the file of constants. The model is hsgd.plan.model, the
-fit studies/plan_fit.py, the measuring harness/turns.py.
+Owns the choice of layouts and sizes, and the file of constants. The model is
+hsgd.tools.plan.model, the fit studies/plan_fit.py, the measuring harness/turns.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from harness.candidates import select
 from harness.layouts import JobLayout, on_one_node, read_layout
 from harness.stopping import keeping
 from harness.turns import MeasurementPlan, Run, measure
-from hsgd.launch import launch
-from hsgd.plan.cli import read_rate
-from hsgd.plan.model import Cluster
+from hsgd.jobs.launch import launch
+from hsgd.tools.plan.cli import read_rate
+from hsgd.tools.plan.model import Cluster
 from studies.plan_fit import Measured, Residual, fit, residuals
 
 __all__ = ["main"]
@@ -37,7 +37,7 @@ slower than predicted.
 
 examples:
   python benchmarks/plan_calibration.py --quick
-  python benchmarks/plan_calibration.py --constants hsgd/plan/calibration.json
+  python benchmarks/plan_calibration.py --constants hsgd/tools/plan/calibration.json
 """
 LAYOUTS = (
     "2x1@1gbit",

@@ -28,7 +28,7 @@ from harness.rank_command import rank_command
 from harness.steps import CASES, payload_bytes
 from harness.stopping import Stopped, keeping
 from hsgd.errors import LaunchError
-from hsgd.launch import launch
+from hsgd.jobs.launch import launch
 from studies import recovery_study
 
 __all__ = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hsgd import errors
 from hsgd.errors import (
     ClosedError,
     CollectiveTimeout,
@@ -23,10 +24,10 @@ from hsgd.errors import (
 )
 
 if TYPE_CHECKING:
-    from hsgd.box.local import ParameterBox
-    from hsgd.comm import Comm
-    from hsgd.handle import Handle
-    from hsgd.window import NotifiedWindow
+    from hsgd.comm.communicator import Comm
+    from hsgd.comm.handle import Handle
+    from hsgd.onesided.notified_window import NotifiedWindow
+    from hsgd.onesided.parameter_box import ParameterBox
     from hsgd.world import (
         cross_rank,
         cross_size,
@@ -75,19 +76,19 @@ def __getattr__(name: str) -> Any:
     if name == "_native":
         return _load_native()
     if name == "Comm":
-        from hsgd.comm import Comm
+        from hsgd.comm.communicator import Comm
 
         return Comm
     if name == "NotifiedWindow":
-        from hsgd.window import NotifiedWindow
+        from hsgd.onesided.notified_window import NotifiedWindow
 
         return NotifiedWindow
     if name == "Handle":
-        from hsgd.handle import Handle
+        from hsgd.comm.handle import Handle
 
         return Handle
     if name == "ParameterBox":
-        from hsgd.box.local import ParameterBox
+        from hsgd.onesided.parameter_box import ParameterBox
 
         return ParameterBox
     if name in _WORLD_NAMES:
@@ -103,10 +104,15 @@ def _load_native() -> Any:
     from pathlib import Path
 
     try:
-        return importlib.import_module("hsgd._native")
+        native = importlib.import_module("hsgd._native")
     except ModuleNotFoundError as error:
         if error.name != "hsgd._native":
             raise
+    else:
+        from hsgd.tools.status import dump  # now: when a rank is lost, no disk may answer
+
+        errors.observers.append(dump.after)
+        return native
     folder = Path(__file__).parent
     remedy = (
         "install hsgd again: pip install --force-reinstall --no-deps --no-cache-dir SOURCES, or a "

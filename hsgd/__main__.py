@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from hsgd.cli import main
+from hsgd.tools.cli import main
 
 __all__: list[str] = []
 

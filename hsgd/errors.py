@@ -4,6 +4,10 @@ Owns the names that a caller may catch. Never formats messages: whoever raises w
 says what failed, who, with which values, and what to do.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 __all__ = [
     "ClosedError",
     "CollectiveTimeout",
@@ -17,6 +21,7 @@ __all__ = [
     "SharedMemoryError",
     "SignatureMismatch",
     "about",
+    "observers",
 ]
 
 
@@ -91,6 +96,11 @@ class ClosedError(HsgdError, ValueError):
 
 class DataError(HsgdError, OSError):
     """A data file is missing, truncated, foreign or changed."""
+
+
+observers: list[Callable[[HsgdError], object]] = []
+"""Called with each PeerLost and CollectiveTimeout of the core before it is raised, from the thread
+that raises it; must neither raise nor block."""
 
 
 def about(rank: int, error: HsgdError) -> HsgdError:

@@ -13,7 +13,7 @@ import os
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from hsgd import mpi_abi
+from hsgd.base import mpi_abi
 
 if TYPE_CHECKING:
     from hsgd import _native

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 
 __all__ = [
     "comm",

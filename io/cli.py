@@ -1,7 +1,7 @@
 """hsgd data convert | upload | info | verify | bench: the reader's commands.
 
 Owns arguments, their help, and the text of `info`. Errors are raised and become one line in
-hsgd/cli/commands.py, which calls `add_parser`.
+hsgd/tools/cli/commands.py, which calls `add_parser`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hsgd.errors import DataError, LaunchError, MissingExtra
-from hsgd.job.launched_once import launched_once
+from hsgd.jobs.environment.launched_once import launched_once
 
 from .convert.conversion import convert_to_slabs
 from .convert.progress import Progress, bytes_text

@@ -17,8 +17,9 @@ from .launched import rank_here
 from .loader import PartitionedLoader
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.data import IterableDataset, get_worker_info
+
+    import torch
 else:
     # torch is imported when this module is, which hsgd.io does only for this name.
     torch, torch_data = import_module("torch"), import_module("torch.utils.data")

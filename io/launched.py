@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hsgd.errors import LaunchError
-from hsgd.job.launched_once import launched_once
+from hsgd.jobs.environment.launched_once import launched_once
 
 __all__ = ["RankHere", "check_still_alone", "rank_here"]
 

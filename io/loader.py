@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from hsgd.closing import Closing
+from hsgd.base.closing import Closing
 
 from .batches.buffer_pool import BufferRing
 from .batches.decode_stage import DecodeSettings, DecodeStage, decoded_bytes
@@ -198,7 +198,7 @@ class PartitionedLoader(Closing):
         """
         if self._comm is None:
             return
-        from hsgd.agree import agree
+        from hsgd.comm.agree import agree
 
         cut = self._cut
         own: dict[str, object] = {"seed": self._seed, "shuffle": self._shuffle}

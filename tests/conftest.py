@@ -19,15 +19,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import end_marked, marked, outliving, run_marked
-from hsgd.testing.shared_files import orphaned_files, shared_files
+from toolkit.cluster import Cluster
+from toolkit.processes import end_marked, marked, outliving, run_marked
+from toolkit.shared_files import orphaned_files, shared_files
 
 __all__: list[str] = []
 
-SUPPORT = Path(__file__).with_name("support")
+TESTS = Path(__file__).parent
 # Programs that tests start, on virtual nodes too, find there what tests share.
-os.environ["PYTHONPATH"] = str(SUPPORT)
+os.environ["PYTHONPATH"] = f"{TESTS}:{TESTS / 'support'}"
 # With it print() writes a line in two pieces, between which another rank's line may get.
 os.environ.pop("PYTHONUNBUFFERED", None)
 GRACE_S = 10.0  # daemons of mpirun may end a little after it
@@ -71,7 +71,7 @@ def virtual_nodes() -> None:
 def horovod() -> None:
     """Skips where Horovod itself is not installed; in CI that is a failure."""
     found = importlib.util.find_spec("horovod")
-    remedy = "Horovod is not installed: python -m hsgd.launch.horovod_wheel --install"
+    remedy = "Horovod is not installed: python -m hsgd.jobs.launch.horovod_wheel --install"
     _need("the tests that need Horovod", None if found else remedy)
 
 

@@ -28,8 +28,8 @@ _log = logging.getLogger("mkdocs.plugins.hsgd")
 
 def on_files(files: Files, *, config: Any) -> Files:
     """Add the pages that are made from the code, from JSON, and from the top of the sources."""
-    from hsgd.cli import make_parser
     from hsgd.config import Config
+    from hsgd.tools.cli import make_parser
 
     runs = sorted((ROOT / "docs/benchmarks").glob("*.json"))
     made = {

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hsgd.launch.horovod_wheel import cache_folder
+from hsgd.jobs.launch.horovod_wheel import cache_folder
 
 __all__ = ["PeerMissing", "made_once", "run", "telling_line"]
 

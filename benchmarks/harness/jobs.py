@@ -37,9 +37,9 @@ from harness.peers import (
     vllm_library,
 )
 from harness.rank_command import BENCHMARKS, rank_command
-from hsgd import mpi_abi
-from hsgd.launch import launch, mpirun
-from hsgd.launch.mpi_compiler import find_wrapper
+from hsgd.base import mpi_abi
+from hsgd.jobs.launch import launch, mpirun
+from hsgd.jobs.launch.mpi_compiler import find_wrapper
 
 __all__ = ["JobFailed", "Tools", "WorkerJob", "compile_native", "environment", "prepare"]
 

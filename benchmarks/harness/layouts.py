@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from harness.pattern import MAX_RANKS
 from hsgd.errors import LaunchError
-from hsgd.launch import launch
+from hsgd.jobs.launch import launch
 
 if TYPE_CHECKING:
-    from hsgd.testing.cluster import Cluster
+    from toolkit.cluster import Cluster
 
 __all__ = ["JobLayout", "Testbed", "on_one_node", "open_testbed", "read_layout"]
 
@@ -121,7 +121,7 @@ def open_testbed(layout: JobLayout) -> Iterator[Testbed]:
     if layout.nodes == 1:
         yield Testbed(layout)
         return
-    from hsgd.testing.cluster import Cluster, ClusterError
+    from toolkit.cluster import Cluster, ClusterError
 
     reason = Cluster.reason_unavailable()
     if reason:

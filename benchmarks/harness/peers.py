@@ -23,7 +23,7 @@ from tqdm import tqdm
 from harness.installing import PeerMissing, made_once, telling_line
 from harness.installing import run as _run
 from harness.rank_command import BENCHMARKS
-from hsgd.launch.horovod_wheel import cache_folder
+from hsgd.jobs.launch.horovod_wheel import cache_folder
 
 __all__ = [
     "INTEL_MPI",

@@ -88,7 +88,7 @@ def measure(nodes: int, rate: str, total: int, turns: int, cold: bool) -> list[d
     """Rows of results on `nodes` virtual nodes. Raises LaunchError."""
     from hsgd.io import convert_to_slabs
 
-    from hsgd.testing.cluster import Cluster
+    from toolkit.cluster import Cluster
 
     reason = Cluster.reason_unavailable()
     if reason:

@@ -28,15 +28,16 @@ from hsgd.io import convert_to_slabs
 
 from harness import report
 from harness.stopping import keeping
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import CommandTimeout, run_marked
 from studies.io_packages import import_streaming, reason_against
+from toolkit import range_server
+from toolkit.cluster import Cluster
+from toolkit.processes import CommandTimeout, run_marked
 from workers.remote_reader import BATCH_SIZE, BUCKET, FETCHED, FROM_FILES, READERS, SECOND_EPOCHS
 
 __all__ = ["main"]
 
 EPILOG = """\
-A virtual node with a link of --rate reads from a server of ranges (hsgd.testing.range_server)
+A virtual node with a link of --rate reads from a server of ranges (toolkit.range_server)
 behind that link; with --plain both are this machine. Candidates take turns, each a process of its
 own, where the import of torch and hsgd does not count; the time from then includes opening. Rates
 are samples per second of which every byte was summed up, medians of --rounds; what was read whole
@@ -96,7 +97,7 @@ class Site:
 @contextlib.contextmanager
 def serve(folder: Path, rate: str | None) -> Iterator[Site]:
     """A server of `folder`, behind a link of `rate` where one is given."""
-    words = [sys.executable, "-m", "hsgd.testing.range_server", str(folder)]
+    words = [sys.executable, range_server.__file__, str(folder)]
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(1, rate)) if rate else None
         if cluster is not None:

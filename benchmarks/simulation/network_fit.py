@@ -5,7 +5,7 @@ the share of the link's rate that payload gets, what an end of a message costs, 
 more for each rank per core where ranks outnumber cores and wait for one another. Simulated times of
 a few values of these are interpolated, as a run takes about a second; what is checked is simulated.
 
-Virtual links are limited by a token bucket (tc-tbf(8); hsgd/testing/virtual_nodes.py), which the
+Virtual links are limited by a token bucket (tc-tbf(8); tests/toolkit/virtual_nodes.py), which the
 simulator has not: what a link did not carry in a pause passes later at once, up to the bucket. In
 calls one after the other a link is busy at least for what it carries, and a pause costs only what
 the bucket does not make up for.

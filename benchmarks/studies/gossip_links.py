@@ -36,7 +36,7 @@ def measure(
     """Rows of results on `nodes` nodes of one rank, whose links have `rate`: those of all turns so
     far, after each. Raises LaunchError.
     """
-    from hsgd.testing.cluster import Cluster
+    from toolkit.cluster import Cluster
 
     reason = Cluster.reason_unavailable()
     if reason:

@@ -138,8 +138,9 @@ def _h5py_slabs(kind: str) -> Callable[[DataSet, int, int, int], Batches]:
 
 def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        import torch
         from torch.utils.data import DataLoader, Dataset, Subset
+
+        import torch
 
         class Rows(Dataset[Any]):
             rows: h5py.Dataset | None = None
@@ -164,8 +165,9 @@ def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
 
 
 def _webdataset(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    import torch
     import webdataset
+
+    import torch
 
     shards = [str(path) for path in data.files("tar")]
     own = shards[rank::ranks] or shards[:1]

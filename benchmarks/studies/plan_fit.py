@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hsgd.config import Config
-from hsgd.plan.calibration import Calibration
-from hsgd.plan.model import Cluster, predict_allreduce
+from hsgd.tools.plan.calibration import Calibration
+from hsgd.tools.plan.model import Cluster, predict_allreduce
 
 __all__ = ["Measured", "Residual", "fit", "residuals"]
 

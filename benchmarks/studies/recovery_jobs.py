@@ -128,7 +128,7 @@ def _job(
     testbed: Testbed, training: Training, folder: Path, said: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The job as a process; it is told to end when the context does."""
-    words = [sys.executable, "-m", "hsgd.cli", "run", "-np", str(testbed.layout.ranks)]
+    words = [sys.executable, "-m", "hsgd", "run", "-np", str(testbed.layout.ranks)]
     words += ["--min-np", "1", *(["-H", testbed.hosts] if testbed.layout.nodes > 1 else [])]
     numbers = (str(training.seed), str(training.epochs))
     rank = rank_command("recovery_worker", training.task, str(training.samples), str(folder))

@@ -10,10 +10,10 @@ import functools
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
+import torch
 from studies.gossip_simulation import digits, shards
+from torch import Tensor, nn
 
 __all__ = ["SkewedDigits"]
 

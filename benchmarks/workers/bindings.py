@@ -149,9 +149,10 @@ class _Mpi4py(Binding):
 
 class _Gloo(Binding):
     def __init__(self, folder: str) -> None:
-        import torch
         import torch.distributed as dist
         from mpi4py import MPI
+
+        import torch
 
         self.dist, self.tensor = dist, torch.from_numpy
         if not dist.is_initialized():
@@ -240,8 +241,9 @@ class _Vllm(_Gloo):
     """What vLLM's communicator for CPUs calls where all ranks share a node."""
 
     def __init__(self, folder: str) -> None:
-        import torch
         from mpi4py import MPI
+
+        import torch
 
         world = MPI.COMM_WORLD
         torch.ops.load_library(os.environ["VLLM_LIBRARY"])
@@ -271,9 +273,8 @@ class _HsgdOperator(Binding):
     """Without the wrappers: what a compiled program calls."""
 
     def __init__(self, folder: str) -> None:
-        import torch
-
         import hsgd
+        import torch
         from hsgd import operators
 
         self.comm, self.tensor = hsgd.Comm(), torch.from_numpy
@@ -339,7 +340,6 @@ class _HorovodPlugin(_Horovod):
     def _prove(self) -> None:
         """Never measure plain Horovod under this name; collective."""
         import torch
-
         from hsgd.config import Config
         from hsgd.metrics import interposer_collectives
 

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from mpi4py import MPI
-from torch import Tensor, nn
 
+import torch
 from harness import steps
+from torch import Tensor, nn
 from workers.training_limit import Link, Transfer
 
 __all__: list[str] = []

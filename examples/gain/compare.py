@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hsgd.testing.processes import CommandTimeout, run_marked
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+
+from toolkit.processes import CommandTimeout, run_marked
 
 SCRIPT = Path(__file__).with_name("train.py")
 WAYS: dict[str, dict[str, str]] = {  # label, what differs

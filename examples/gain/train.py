@@ -17,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import horovod.torch as hvd
-import torch
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
 from torch.nn import functional
+
+import torch
+from torch import Tensor, nn
 
 TRAIN_IMAGES = 1437  # of 1797
 GLOBAL_BATCH = 96

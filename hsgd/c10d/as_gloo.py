@@ -19,7 +19,7 @@ from hsgd.c10d import NAME
 from hsgd.c10d.diagnostics.call_counts import CallCounts
 from hsgd.config import Config
 from hsgd.errors import LaunchError
-from hsgd.job.sealed_store import sealed
+from hsgd.jobs.stores.sealed_store import sealed
 
 __all__ = ["install", "is_installed"]
 

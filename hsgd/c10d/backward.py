@@ -13,8 +13,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._C._distributed_c10d import GradBucket
+
+import torch
 
 if TYPE_CHECKING:
     from types import FrameType

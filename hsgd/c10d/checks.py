@@ -9,11 +9,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
+import torch
 from hsgd.c10d import dtypes
+from torch import Tensor
 
 __all__ = ["alike", "apart", "elements", "parts", "reducible", "size"]
 

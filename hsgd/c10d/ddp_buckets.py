@@ -11,13 +11,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+import torch
 from hsgd._native import LEAST_BUCKET_BYTES  # below, asking costs more than staging
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 from hsgd.errors import SharedMemoryError
+from torch import Tensor
 
 __all__ = ["SharedBuckets", "is_called_by_autograd"]
 

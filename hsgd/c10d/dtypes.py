@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
+
+import torch
 
 __all__ = ["BITWISE", "Lens", "as_bytes", "bitwise", "flat", "put_back", "reducing"]
 

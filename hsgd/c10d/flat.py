@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from hsgd.c10d import dtypes
+from torch import Tensor
 
 __all__ = ["allgather", "alltoall", "gather", "reduce", "reduce_scatter", "split_into"]
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
@@ -22,6 +21,8 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
+
+import torch
 
 __all__ = ["usual"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+import torch
 from hsgd.c10d import torch_versions
 from hsgd.errors import CollectiveTimeout, PeerLost
-from hsgd.job.board import Board
+from hsgd.jobs.stores.board import Board
 
 __all__ = ["PointToPoint"]
 

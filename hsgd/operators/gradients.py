@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from hsgd.operators.schemas import ops
+from torch import Tensor
 
 __all__ = ["Allgather", "Allreduce", "ReduceScatter"]
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from hsgd.errors import HsgdError
 from torch import Tensor
 
-from hsgd.errors import HsgdError
-
 if TYPE_CHECKING:
-    from hsgd.comm import Comm, Op
+    from hsgd.comm.communicator import Comm, Op
 
 __all__ = ["LIBRARY", "forget", "implement", "keep", "load", "why_in_python"]
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from hsgd.comm.communicator import Comm
 from torch import Tensor, nn
-
-from hsgd.comm import Comm
 
 __all__ = ["broadcast_initial"]
 

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hsgd.agree import agree
+from hsgd.comm.agree import agree
 from hsgd.optim.process_groups import comm_of
 from hsgd.optim.split_comms import SplitComms
 

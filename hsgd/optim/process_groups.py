@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 
 __all__ = ["comm_of"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 from hsgd.errors import ClosedError
 from hsgd.optim.optimizer_ranks import OptimizerRanks
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer

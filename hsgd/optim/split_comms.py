@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 
 __all__ = ["SplitComms"]
 

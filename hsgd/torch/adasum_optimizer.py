@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
-
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import grouped_allreduce
 from hsgd.torch.compression import Compressor
@@ -18,6 +16,7 @@ from hsgd.torch.core_errors import core_errors_as_horovods
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.operations.reductions import ADASUM
+from torch import Tensor
 
 __all__ = ["AdasumDistributed"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 
-from hsgd.launch import as_horovod
+from hsgd.jobs.launch import as_horovod
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
 

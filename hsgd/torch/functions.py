@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from hsgd.errors import MissingExtra
 from hsgd.optim.node_shared.node_shared_optimizer import NodeSharedOptimizer
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
@@ -22,6 +20,7 @@ from hsgd.torch.collectives.submission import synchronize
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.optimizer import Distributed
+from torch import Tensor
 
 __all__ = [
     "allgather_object",

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
-
 from hsgd.config import Config
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.adasum_optimizer import AdasumDistributed
@@ -29,6 +27,7 @@ from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import ADASUM, AVERAGE
 from hsgd.torch.strategies.arguments import refuse_options
 from hsgd.torch.strategies.table import NODE_SHARED, STRATEGIES
+from torch import Tensor
 
 __all__ = ["Distributed", "DistributedOptimizer", "Strategy"]
 

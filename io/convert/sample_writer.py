@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.closing import Closing
+from hsgd.base.closing import Closing
 from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.closing import Closing
+from hsgd.base.closing import Closing
 from hsgd.errors import DataError
 
 from ..format.chunks import Undecodable, decode, load_filters

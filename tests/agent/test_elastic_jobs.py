@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from elastic_jobs import HSGD, JOB_S, TRAIN, lines, watched
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import run_marked
+from toolkit.cluster import Cluster
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.launch.horovod_wheel import cache_folder
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.launch.horovod_wheel import cache_folder
 from site_copy import installed_environ
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 
@@ -126,7 +126,7 @@ def test_an_example_comes_to_its_end(tmp_path: Path, program: str, lost: str) ->
     environ = installed_environ(HSGD_AS_HOROVOD="force", PYTHONUNBUFFERED="1")
     environ["PYTHONPATH"] = f"{tmp_path}:{environ.get('PYTHONPATH', '')}"
     environ |= {"FAULT_OF_RANK": lost, "FAULT_AFTER": str(after), "FAULT_DONE": str(done)}
-    words = [sys.executable, "-m", "hsgd.cli", "run", "--horovod", "-np", "2", "--min-np", "1"]
+    words = [sys.executable, "-m", "hsgd", "run", "--horovod", "-np", "2", "--min-np", "1"]
     ended = run_marked(
         [*words, sys.executable, str(EXAMPLES / f"{program}.py"), *options], environ, JOB_S
     )

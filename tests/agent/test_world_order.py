@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hsgd.agent.world_order import (
+from hsgd.jobs.elastic.world_order import (
     Candidate,
     NodeRow,
     arrange,

@@ -33,8 +33,8 @@ from harness import (
     report,
     turns,
 )
-from hsgd.testing import cluster
-from hsgd.testing.processes import run_marked
+from toolkit import cluster
+from toolkit.processes import run_marked
 from workers import worker
 
 __all__: list[str] = []

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hsgd.testing.processes import run_marked
 from studies import device_allreduce
 from studies.device_figures import hidden, plot_trace
+from toolkit.processes import run_marked
 from workers.device_trace import lane_of
 
 __all__: list[str] = []

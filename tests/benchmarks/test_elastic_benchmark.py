@@ -13,8 +13,8 @@ import pytest
 
 import elastic
 from harness.shapes import MODELS
-from hsgd.testing.processes import run_marked
 from studies import elastic_study
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import h5py
 import pytest
-import torch
 
 import io_throughput
 import shuffle_quality
-from hsgd.testing.processes import run_marked
+import torch
 from images import image_loaders
 from studies import io_files, io_packages
 from studies.io_candidates import CANDIDATES
+from toolkit.processes import run_marked
 from workers import io_ranks, remote_reader
 
 __all__: list[str] = []

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import io_images
-from hsgd.testing.processes import run_marked
 from images.image_files import make_images
 from images.image_loaders import CANDIDATES
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

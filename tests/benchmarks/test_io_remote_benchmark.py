@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.testing.processes import run_marked
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from hsgd.config import Config
-from hsgd.plan.calibration import Calibration
-from hsgd.plan.model import Cluster, predict_allreduce
+from hsgd.tools.plan.calibration import Calibration
+from hsgd.tools.plan.model import Cluster, predict_allreduce
 from studies.plan_fit import Measured, fit, residuals
 
 __all__: list[str] = []

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness import candidates, descriptors, jobs, layouts, operations, pattern, setup_cost, turns
-from hsgd.testing.processes import run_marked
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import rarely
-from hsgd.testing.processes import run_marked
+import torch
 from tasks.skewed_digits import SkewedDigits
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from harness import layouts
-from hsgd.testing.processes import run_marked
 from studies import recovery_figures as figures
 from studies import recovery_jobs, recovery_tasks
 from studies.recovery_jobs import Entry, Fault, RankNotes
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

@@ -13,7 +13,7 @@ import pytest
 
 import training
 from harness import candidates, jobs, layouts, steps
-from hsgd.testing.processes import run_marked
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

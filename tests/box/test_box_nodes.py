@@ -11,8 +11,8 @@ import pytest
 
 import box_programs
 from box_programs import CHECKS, FAULT_TIMEOUT_S
-from hsgd.testing.cluster import Cluster
 from tiers import short_form
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

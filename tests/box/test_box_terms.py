@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from hsgd import Comm, ParameterBox
-from hsgd.testing.cluster import Cluster
 from outcomes import told_by
 from ranks import Ranks, Seat, meeting_point
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

@@ -16,9 +16,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 import torch.distributed as dist
 
+import torch
 from backend_programs import (
     LIMIT,
     group,
@@ -32,9 +32,9 @@ from gloo_reference import over_gloo
 from hsgd.c10d import as_gloo
 from hsgd.c10d.gloo_group import GlooGroup
 from hsgd.errors import LaunchError
-from hsgd.testing.processes import run_marked
 from ranks import Ranks, Seat
 from site_copy import installed_environ
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 
@@ -425,7 +425,7 @@ model(torch.ones(1, 4)).sum().backward()
 print(f"|{dist.get_rank()} {dist.get_world_size()} {dist.get_backend()}|", flush=True)
 dist.destroy_process_group()
 """
-HSGD = [sys.executable, "-m", "hsgd.cli"]
+HSGD = [sys.executable, "-m", "hsgd"]
 
 
 @pytest.fixture
@@ -475,7 +475,7 @@ def test_without_the_start_up_hook_gloo_cannot_be_served() -> None:
 
 def _without_site(*words: str) -> str:
     return (
-        f"import sys; sys.path[:0] = {sys.path!r}; from hsgd.cli import main; "
+        f"import sys; sys.path[:0] = {sys.path!r}; from hsgd.tools.cli import main; "
         f"sys.exit(main({list(words)!r}))"
     )
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from hsgd.job import launcher_variables
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.environment import launcher_variables
 from tiers import short_form
+from toolkit.cluster import Cluster
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 
@@ -36,8 +36,9 @@ def torchrun(*options: str, case: str) -> list[str]:
 
 def program(case: str) -> None:
     """One rank of a job. Nothing of hsgd is imported before torch knows the backend."""
-    import torch
     import torch.distributed as dist
+
+    import torch
 
     limit = __import__("datetime").timedelta(seconds=60)
     dist.init_process_group("hsgd", timeout=limit)
@@ -71,8 +72,9 @@ def program(case: str) -> None:
 
 def lost(rank: int, size: int, case: str) -> None:
     """The last rank dies, or ends by an exception; the others say what they see."""
-    import torch
     import torch.distributed as dist
+
+    import torch
 
     dist.barrier()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends the others before they see it

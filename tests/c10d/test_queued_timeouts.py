@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
+import torch
 from backend_programs import not_in_torch_2_7
-from hsgd.testing.processes import run_marked
 from site_copy import installed_environ
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import torch
 from block_programs import wrong_results
 from hsgd import Comm, SignatureMismatch
-from hsgd.comm import DTYPES, OPS
+from hsgd.comm.communicator import DTYPES, OPS
 from hsgd.errors import SharedMemoryError
 from ranks import PATIENT, Ranks, Seat, meeting_point
 from reference import allreduced, digest, made

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from hsgd.closing import Closing
+from hsgd.base.closing import Closing
 
 __all__: list[str] = []
 

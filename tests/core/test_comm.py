@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import torch
 from hsgd import Comm, HsgdError
-from hsgd.comm import OPS
+from hsgd.comm.communicator import OPS
 from hsgd.config import Config
 from ranks import Ranks, Seat, meeting_point, switch_points
 from reference import DTYPES, allreduced, as_torch, digest, made, zeros

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 
 from block_programs import wrong_results
-from hsgd.testing.cluster import Cluster
 from parts import Choice, split_and_check, together
 from reference import DTYPES, allreduced, as_torch, digest, made
 from tiers import short_form
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

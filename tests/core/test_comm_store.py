@@ -25,10 +25,10 @@ import pytest
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError
-from hsgd.testing.cluster import Cluster
 from own_sockets import tcp_sockets
 from pretended_nodes import meet
 from ranks import PATIENT, Ranks, Seat
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

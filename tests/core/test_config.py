@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import hsgd
 from hsgd import _native
+from hsgd.comm.native_options import _STORES, _WIRE_DTYPES, native_options
 from hsgd.config import Config
-from hsgd.native_options import _STORES, _WIRE_DTYPES, native_options
 
 __all__: list[str] = []
 

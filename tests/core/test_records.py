@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hsgd import Comm
-from hsgd.trace.records import Record
+from hsgd.comm.record import Record
 from ranks import PATIENT, Ranks, Seat, meeting_point
 
 __all__: list[str] = []

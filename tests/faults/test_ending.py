@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hsgd.job import ending
+from hsgd.jobs.environment import ending
 
 __all__: list[str] = []
 

@@ -18,8 +18,6 @@ from typing import NamedTuple
 import pytest
 
 import fault_points
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import CommandTimeout
 from test_fault_nodes import (
     JOB_S,
     RANKS,
@@ -31,6 +29,8 @@ from test_fault_nodes import (
     wait_for_reports,
 )
 from tiers import short_form
+from toolkit.cluster import Cluster
+from toolkit.processes import CommandTimeout
 
 __all__ = ["SCENARIOS"]
 

@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 
 import fault_points
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import crashes_of
 from tiers import points_wanted, short_form
+from toolkit.cluster import Cluster
+from toolkit.processes import crashes_of
 
 __all__ = [
     "JOB_S",

@@ -22,10 +22,10 @@ import pytest
 import fault_points
 from hsgd import Comm, NotifiedWindow, ParameterBox
 from hsgd.config import Config
-from hsgd.testing.cluster import Cluster
 from pretended_nodes import meet
 from ranks import Ranks, Seat, meeting_point
 from tiers import short_form
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from hsgd.testing.cluster import Cluster
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hsgd import Comm, PeerLost
-from hsgd.closing import describe_failure
+from hsgd.base.closing import describe_failure
 from outcomes import outcomes_of
 from pretended_nodes import meet
 from ranks import Ranks, Seat

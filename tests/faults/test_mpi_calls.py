@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from hsgd.comm.connect.mpi_calls import call_within
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
-from hsgd.job import ending
-from hsgd.job.mpi_calls import call_within
-from hsgd.testing.cluster import Cluster
+from hsgd.jobs.environment import ending
 from test_fault_nodes import RANKS, report, reports_of, wait_for_reports
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 
@@ -170,12 +170,12 @@ def run_init(rank: int) -> None:
 
 
 def run_uncaught(rank: int) -> None:
-    import hsgd.comm
+    import hsgd.comm.communicator
     from hsgd import Comm
 
     comm = Comm()
     if rank == VICTIM:
-        vars(hsgd.comm)["call_within"] = hang
+        vars(hsgd.comm.communicator)["call_within"] = hang
     comm.split(0)
 
 
@@ -245,8 +245,9 @@ def main() -> None:
     if not words:
         {"caught": run_caught, "uncaught": run_uncaught}[case](rank)
         return
-    import torch  # noqa: F401  so that no rank comes late to the call
     from mpi4py import MPI
+
+    import torch  # noqa: F401  so that no rank comes late to the call
 
     folder = Path(words[0])
     os.environ.update(MASTER_ADDR="node1", MASTER_PORT="29731", HSGD_TIMEOUT_S=str(TIMEOUT_S))

@@ -13,7 +13,7 @@ import pytest
 
 from hsgd import Comm, NotifiedWindow, ParameterBox, SharedMemoryError, SignatureMismatch
 from hsgd.errors import LaunchError
-from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
+from hsgd.jobs.launch.mpirun import Job, Launcher, command_line, parse_hosts
 from ranks import PATIENT, Ranks, Seat, meeting_point
 
 __all__: list[str] = []

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from hsgd import Comm
+from torch import Tensor
 
 __all__ = ["DTYPES", "KINDS", "Call", "Started"]
 

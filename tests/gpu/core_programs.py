@@ -13,12 +13,11 @@ import time
 from typing import Any
 
 import torch
-
 from calls import DTYPES, KINDS, Call, Started
 from hsgd import Comm
+from hsgd.comm.connect import own_node, tcp_meeting
 from hsgd.config import Config
 from hsgd.errors import PeerLost
-from hsgd.job import own_node, tcp_meeting
 from places import Place
 from pretended_nodes import meet
 from ranks import Seat

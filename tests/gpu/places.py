@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-
 from hsgd import Comm, _native
 from hsgd.errors import HsgdError
 

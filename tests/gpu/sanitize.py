@@ -20,9 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 import core_programs
+import torch
 import torch_programs
 from places import Place, why_not_cuda
 from ranks import Seat, meeting_point

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hsgd.launch import preload
+from hsgd.jobs.launch import preload
 from hsgd.metrics import interposer_collectives
 from mpi_programs import TESTS
 

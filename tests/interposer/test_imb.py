@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.launch import preload
+from hsgd.jobs.launch import preload
 from mpi_programs import taken_by_rank
 from other_mpis import InstalledMpi, install_mpi
 from tiers import short_form

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hsgd.launch import elf, launch, mpi_compiler, preload
+from hsgd.base import elf
+from hsgd.jobs.launch import launch, mpi_compiler, preload
 from hsgd.metrics import CollectiveCounters, interposer_collectives, interposer_counters
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import run_marked
 from mpi_programs import (
     EXPECTED_CALLS,
     EXPECTED_TAKEN,
@@ -35,6 +34,8 @@ from mpi_programs import (
     compile_programs,
     taken_and_passed,
 )
+from toolkit.cluster import Cluster
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hsgd import mpi_abi
+from hsgd.base import mpi_abi
 
 __all__: list[str] = []
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import hsgd
-from hsgd import mpi_abi
-from hsgd.launch import preload
+from hsgd.base import mpi_abi
+from hsgd.jobs.launch import preload
 from hsgd.metrics import interposer_counters
 from mpi_programs import (
     EXPECTED_CALLS,

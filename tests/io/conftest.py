@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hsgd import cli
+from hsgd.tools import cli
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Variables of launchers, and what each way into a job says when it finds them.
 
-Owns one row for each of the table in hsgd.job.launchers.
+Owns one row for each of the table in hsgd.jobs.environment.launchers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from hsgd.testing.processes import run_marked
+from toolkit.processes import run_marked
 from torchrun_runs import JOB_S, here
 
 __all__ = ["ROWS", "answers_of", "variables"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hsgd import LaunchError
-from hsgd.job import launcher_variables
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.environment import launcher_variables
+from toolkit.processes import run_marked
 from torchrun_runs import JOB_S, free_port, here, said, torchrun
 
 __all__: list[str] = []

@@ -15,10 +15,10 @@ from hsgd.io.launched import rank_here
 
 from hdf5_samples import make_slabs
 from hsgd import LaunchError
-from hsgd.job import launchers
-from hsgd.job.launchers import LAUNCHERS, launched
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.environment import launchers
+from hsgd.jobs.environment.launchers import LAUNCHERS, launched
 from launcher_rows import ROWS, answers_of, variables
+from toolkit.processes import run_marked
 from torchrun_runs import JOB_S, here
 
 __all__: list[str] = []
@@ -161,7 +161,7 @@ hvd.shutdown()
 def test_a_loader_before_init_of_an_elastic_job_is_refused(tmp_path: Path, folder: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(ELASTIC)
-    hsgd = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
+    hsgd = [sys.executable, "-c", "import sys; from hsgd.tools.cli import main; sys.exit(main())"]
     words = ["run", "-np", "2", "--min-np", "2", sys.executable, str(script), folder]
     done: subprocess.CompletedProcess[str] = run_marked([*hsgd, *words], here(), JOB_S)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -171,7 +171,7 @@ def test_a_loader_before_init_of_an_elastic_job_is_refused(tmp_path: Path, folde
 
 def test_ranks_that_mpi_does_not_join_convert_nothing(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", number=np.arange(8))
-    hsgd = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
+    hsgd = [sys.executable, "-c", "import sys; from hsgd.tools.cli import main; sys.exit(main())"]
     words = ["data", "convert", str(tmp_path / "a.npz"), str(tmp_path / "out")]
     environ = here(OMPI_MCA_btl="self", **variables("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2"))
     done = run_marked([*hsgd, *words], environ, JOB_S)

@@ -12,9 +12,9 @@ import pytest
 
 from hdf5_samples import make_slabs
 from hsgd import LaunchError
-from hsgd.job.launched_once import launched_once
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.environment.launched_once import launched_once
 from launcher_rows import ROWS, answers_of, variables
+from toolkit.processes import run_marked
 from torchrun_runs import JOB_S, here
 
 __all__: list[str] = []
@@ -45,7 +45,7 @@ PAIRS = [
 def test_a_job_of_one_task_in_several_is_refused(
     inner: str, outer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hsgd.job.launched_once._has_mpirun_above", lambda: True)
+    monkeypatch.setattr("hsgd.jobs.environment.launched_once._has_mpirun_above", lambda: True)
     own, outside = variables(INNER[inner]), variables(ROWS[outer][0])
     with pytest.raises(LaunchError) as raised:
         launched_once({**outside, **own})
@@ -87,7 +87,7 @@ def test_what_makes_one_job_is_left_alone(case: str) -> None:
 
 CHECK = """
 import os
-from hsgd.job.launched_once import launched_once
+from hsgd.jobs.environment.launched_once import launched_once
 from hsgd.errors import LaunchError
 try:
     launched_once()
@@ -146,7 +146,7 @@ def test_workers_of_a_torchrun_in_each_task(
 
 @pytest.mark.parametrize("words", [["run", "-np", "2", "true"], ["data", "convert", "a", "b"]])
 def test_commands_that_start_or_share_work_are_refused(words: list[str]) -> None:
-    hsgd = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
+    hsgd = [sys.executable, "-c", "import sys; from hsgd.tools.cli import main; sys.exit(main())"]
     text = f"{INNER['a torchrun of one rank']} {SRUN.format(rank=1, size=2)}"
     done = run_marked([*hsgd, *words], here(**variables(text)), JOB_S)
     assert done.returncode == 1

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hsgd.job.board import Board
-from hsgd.job.sealed_store import (
+from hsgd.jobs.stores.board import Board
+from hsgd.jobs.stores.sealed_store import (
     JOB_SECRET,
     ForeignValue,
     SealedStore,
@@ -144,7 +144,7 @@ def test_a_value_of_one_group_is_refused_in_another(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_secret_is_ever_a_word_of_a_command() -> None:
-    from hsgd.launch import launch, without_mpi
+    from hsgd.jobs.launch import launch, without_mpi
 
     environ = {JOB_SECRET: SECRET, "HSGD_SLOTS": "4"}
     for hosts in ("a:2,b:2", "a:4", "localhost:4", "localhost:2,b:2"):

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from hsgd.job.sealed_store import JOB_SECRET, ForeignValue, draw_job_secret
-from hsgd.testing.processes import launch_environ, run_marked
+from hsgd.jobs.stores.sealed_store import JOB_SECRET, ForeignValue, draw_job_secret
+from toolkit.processes import launch_environ, run_marked
 
 __all__: list[str] = []
 
 JOB_S = 180.0
-HSGD = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
+HSGD = [sys.executable, "-c", "import sys; from hsgd.tools.cli import main; sys.exit(main())"]
 # Of another user where root can make one; else a process that was not told the secret.
 STRANGER = """
 import os, sys, time
@@ -153,7 +153,7 @@ def test_agents_unpickle_only_what_agents_of_their_job_wrote(
 ) -> None:
     import torch.distributed as dist
 
-    from hsgd.agent.node_rounds import NodeRounds
+    from hsgd.jobs.elastic.node_rounds import NodeRounds
 
     monkeypatch.setenv(JOB_SECRET, draw_job_secret())
     mark = tmp_path / "unpickled"

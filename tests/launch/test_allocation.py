@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from hsgd import LaunchError
-from hsgd.launch import launch, without_mpi
-from hsgd.launch.allocation import allocation, spread
-from hsgd.launch.mpirun import Launcher
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.launch import launch, without_mpi
+from hsgd.jobs.launch.allocation import allocation, spread
+from hsgd.jobs.launch.mpirun import Launcher
+from toolkit.cluster import Cluster
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 
 JOB_S = 120.0
-HSGD = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
+HSGD = [sys.executable, "-c", "import sys; from hsgd.tools.cli import main; sys.exit(main())"]
 TWO = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
 
 

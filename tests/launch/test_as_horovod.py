@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from hsgd.errors import LaunchError
-from hsgd.launch import as_horovod, horovod_options
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.launch import as_horovod, horovod_options
 from site_copy import installed_environ
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 
 JOB_S = 120.0
-HSGD = [sys.executable, "-m", "hsgd.cli"]
+HSGD = [sys.executable, "-m", "hsgd"]
 SCRIPT = """
 import horovod
 import horovod.torch as hvd

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hsgd import mpi_abi
-from hsgd.launch import preload
+from hsgd.base import mpi_abi
+from hsgd.jobs.launch import preload
 from site_copy import SiteCopy, fake_launcher, installed_environ
 
 
@@ -123,7 +123,7 @@ def test_a_launcher_of_another_mpi_is_not_used(damaged: SiteCopy, tmp_path: Path
     path = fake_launcher(tmp_path / "fake", "Open MPI 4.1.6")
     code = (
         "import sys; sys.executable = '/nowhere/python'\n"
-        "from hsgd.launch import launch; launch.find_launcher({'PATH': sys.argv[1]})"
+        "from hsgd.jobs.launch import launch; launch.find_launcher({'PATH': sys.argv[1]})"
     )
     done = damaged.python(code, path)
     assert "mpirun is Open MPI 4.1.6" in done.stderr

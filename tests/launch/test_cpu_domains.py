@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.doctor import cpu_domains
+from hsgd.tools.doctor import cpu_domains
 
 __all__: list[str] = []
 

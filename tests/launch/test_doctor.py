@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.cli import completion, make_parser
-from hsgd.doctor import checkup, info, probe
 from hsgd.errors import LaunchError, MissingExtra
-from hsgd.job import launcher_variables
-from hsgd.job.sealed_store import JOB_SECRET
-from hsgd.launch import launch
-from hsgd.status import stacks
-from hsgd.testing.processes import launch_environ
+from hsgd.jobs.environment import launcher_variables
+from hsgd.jobs.launch import launch
+from hsgd.jobs.stores.sealed_store import JOB_SECRET
+from hsgd.tools.cli import completion, make_parser
+from hsgd.tools.doctor import checkup, info, probe
+from hsgd.tools.status import stacks
+from toolkit.processes import launch_environ
 
 __all__: list[str] = []
 
 LIMIT_S = 200
-HSGD = [sys.executable, "-m", "hsgd.cli"]
+HSGD = [sys.executable, "-m", "hsgd"]
 
 
 def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -170,7 +170,7 @@ def test_a_list_counts_what_is_to_be_mended() -> None:
 def test_colours_are_for_terminals(variable: dict[str, str], coloured: bool) -> None:
     master, slave = pty.openpty()
     code = (
-        "import sys; from hsgd import cli; from hsgd.doctor import checkup\n"
+        "import sys; from hsgd import cli; from hsgd.tools.doctor import checkup\n"
         "checkup.examine = lambda: [checkup.Trial('a', 'ok', 'fine')]\n"
         "sys.exit(cli.main(['doctor']))"
     )
@@ -282,7 +282,7 @@ def test_sources_in_the_working_directory_do_not_shadow_what_the_doctor_tests(
     (tmp_path / "hsgd" / "__init__.py").write_text("raise ImportError('sources, not built')\n")
     script = tmp_path / "bin" / "hsgd"  # as the console script: its folder is first on the path
     script.parent.mkdir()
-    script.write_text("import sys\nfrom hsgd.cli import main\nsys.exit(main())\n")
+    script.write_text("import sys\nfrom hsgd.tools.cli import main\nsys.exit(main())\n")
     done = subprocess.run(
         [sys.executable, str(script), "doctor", "--json"],
         env=launch_environ(),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.doctor import fabrics
-from hsgd.launch import elf
+from hsgd.base import elf
+from hsgd.tools.doctor import fabrics
 
 __all__: list[str] = []
 
@@ -137,6 +137,6 @@ def test_the_mpi_of_this_machine_is_read_without_loading_it(
 
 
 def _libmpi() -> str:
-    from hsgd.doctor import probe
+    from hsgd.tools.doctor import probe
 
     return probe.libmpi_of_hsgd().libmpi

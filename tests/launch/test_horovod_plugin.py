@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.launch import preload
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.launch import preload
 from hsgd.torch.settings import ignored
 from site_copy import BIN, SiteCopy, installed_environ
+from toolkit.cluster import Cluster
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 
@@ -150,7 +150,10 @@ def test_two_frameworks_in_one_program_are_refused(
 
 
 def test_another_framework_gets_the_interposer(with_tensorflow: dict[str, str]) -> None:
-    code = "import horovod.tensorflow; from hsgd.launch import preload; print(preload.is_active())"
+    code = (
+        "import horovod.tensorflow; from hsgd.jobs.launch import preload; "
+        "print(preload.is_active())"
+    )
     done = run_marked([sys.executable, "-c", code], with_tensorflow, JOB_S)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from hsgd import mpi_abi
+from hsgd.base import mpi_abi
 from hsgd.errors import LaunchError
-from hsgd.launch import mpirun, preload
-from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.launch import mpirun, preload
+from hsgd.jobs.launch.mpirun import Job, Launcher, command_line, parse_hosts
 from site_copy import BIN, SiteCopy, fake_launcher, installed_environ
+from toolkit.cluster import Cluster
+from toolkit.processes import run_marked
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("horovod")]
 TRAIN = """
@@ -108,7 +108,7 @@ def test_plain_mpirun_with_the_variable_works_even_when_mpi4py_came_first(
 
 
 def test_without_flag_and_variable_nothing_is_loaded(site: SiteCopy) -> None:
-    code = "import horovod.torch; from hsgd.launch import preload; print(preload.is_active())"
+    code = "import horovod.torch; from hsgd.jobs.launch import preload; print(preload.is_active())"
     assert site.python(code).stdout == "False\n"
     assert site.python(code, HOROVOD_PLUGIN="hsgd-mpi").stdout == "True\n"
 
@@ -121,7 +121,7 @@ def test_horovod_run_works_with_the_variable_and_keeps_its_default_cycle_time(
         "import os, horovod\n"
         "def job():\n"
         "    import horovod.torch as hvd\n"
-        "    from hsgd.launch import preload\n"
+        "    from hsgd.jobs.launch import preload\n"
         "    hvd.init()\n"
         "    names = ('HOROVOD_CYCLE_TIME', 'HOROVOD_CACHE_CAPACITY')\n"
         "    return hvd.rank(), preload.is_active(), [os.environ.get(name) for name in names]\n"
@@ -198,7 +198,9 @@ def test_another_mpi_than_horovods_is_told_and_never_ignored(
     )
     damaged.compile_interposer()
     worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd-mpi")
-    assert_one_line(worker, 1, "another MPI", "libmpi.so", "hsgd.launch.horovod_wheel --install")
+    assert_one_line(
+        worker, 1, "another MPI", "libmpi.so", "hsgd.jobs.launch.horovod_wheel --install"
+    )
     done = damaged.horovodrun("--plugin", "hsgd-mpi", "-np", "2", sys.executable, script)
     assert_one_line(done, 2, "is missing", "install hsgd again")
 
@@ -234,7 +236,7 @@ def test_an_interposer_behind_a_global_libmpi_stops_the_worker(
     file.write_text(
         "import ctypes\n"
         "from pathlib import Path\n"
-        "from hsgd.launch import elf, preload\n"
+        "from hsgd.jobs.launch import elf, preload\n"
         "ours = ctypes.CDLL(str(preload.library()))\n"
         "mpi = next(path for path in elf.loaded_libraries() if '/libmpi.so' in path)\n"
         "ctypes.CDLL(mpi, mode=ctypes.RTLD_GLOBAL)\n" + TRAIN
@@ -257,7 +259,7 @@ def test_no_mpi_launcher_is_told_with_what_to_install(damaged: SiteCopy, tmp_pat
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     code = (
-        "import sys; from hsgd.launch import launch; from hsgd.errors import LaunchError\n"
+        "import sys; from hsgd.jobs.launch import launch; from hsgd.errors import LaunchError\n"
         f"sys.executable = {str(python)!r}\n"
         "try: launch.find_launcher({'PATH': '/nowhere'})\n"
         "except LaunchError as error: print(error)\n"

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import hsgd
-from hsgd import mpi_abi
-from hsgd.launch import elf, horovod_wheel, mpi_compiler, preload
+from hsgd.base import elf, mpi_abi
+from hsgd.jobs.launch import horovod_wheel, mpi_compiler, preload
 
 __all__: list[str] = []
 
@@ -273,7 +273,7 @@ def test_the_horovod_builder_needs_torch_and_says_so_in_one_line(environment: Pa
 def test_the_horovod_builder_names_the_missing_compiler(
     variable: str, message: str, tmp_path: Path
 ) -> None:
-    command = (sys.executable, "-m", "hsgd.launch.horovod_wheel", "--cache", tmp_path)
+    command = (sys.executable, "-m", "hsgd.jobs.launch.horovod_wheel", "--cache", tmp_path)
     done = run(*command, **{variable: str(tmp_path / "missing")})
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from hsgd import LaunchError
-from hsgd.launch import without_mpi
-from hsgd.launch.ssh import over_ssh
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.launch import without_mpi
+from hsgd.jobs.launch.ssh import over_ssh
+from toolkit.cluster import Cluster
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 
 JOB_S = 120.0
-HSGD = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
+HSGD = [sys.executable, "-c", "import sys; from hsgd.tools.cli import main; sys.exit(main())"]
 PROGRAM = """
 import os, sys
 import numpy as np
@@ -46,7 +46,7 @@ def test_ranks_of_this_machine_meet_without_mpi(tmp_path: Path, words: list[str]
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     # An interpreter that has no mpirun beside it, and is told of none.
-    code = "import sys\nfrom hsgd import cli\nfrom hsgd.launch import launch\n"
+    code = "import sys\nfrom hsgd import cli\nfrom hsgd.jobs.launch import launch\n"
     if not words:
         code += "def none(_): raise launch.NoLauncher('none')\nlaunch.find_launcher = none\n"
     code += "sys.exit(cli.main(sys.argv[1:]))"
@@ -114,7 +114,7 @@ def test_a_remote_command_ends_with_its_ssh(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_commands(number: signal.Signals) -> None:
     code = (
-        "import sys; from hsgd.launch import without_mpi\n"
+        "import sys; from hsgd.jobs.launch import without_mpi\n"
         "sys.exit(without_mpi.run_all([['sh', '-c', 'echo $$; exec sleep 600']] * 2))"
     )
     with subprocess.Popen(

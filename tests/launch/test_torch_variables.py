@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.launch import torch_variables
-from hsgd.launch.mpirun import Host, Launcher
-from hsgd.testing.cluster import Cluster
-from hsgd.testing.processes import run_marked
+from hsgd.jobs.launch import torch_variables
+from hsgd.jobs.launch.mpirun import Host, Launcher
+from toolkit.cluster import Cluster
+from toolkit.processes import run_marked
 from torchrun_runs import JOB_S, here, said
 
 __all__: list[str] = []
 
-HSGD = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
+HSGD = [sys.executable, "-c", "import sys; from hsgd.tools.cli import main; sys.exit(main())"]
 PROGRAM = """
 import os, sys
 import torch, torch.distributed as dist

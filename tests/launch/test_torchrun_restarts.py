@@ -52,7 +52,7 @@ def test_a_restarted_worker_waits_for_the_new_rank_0_not_for_the_dead_one(tmp_pa
 HALF_ARRIVED = """
 import datetime, os, signal
 import torch, torch.distributed as dist
-from hsgd.job.board import Board
+from hsgd.jobs.stores.board import Board
 
 again, rank = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1", int(os.environ["RANK"])
 if not again and rank == 1:

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hsgd import Comm, NotifiedWindow, networks
-from hsgd.testing.cluster import Cluster
+from hsgd import Comm, NotifiedWindow
+from hsgd.onesided import networks
 from ranks import meeting_point
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

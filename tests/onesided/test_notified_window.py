@@ -23,10 +23,10 @@ import pytest
 
 import window_programs
 from hsgd import Comm, HsgdError, NotifiedWindow, QueueFull
-from hsgd.testing.cluster import Cluster
 from outcomes import told_by
 from own_sockets import tcp_sockets
 from ranks import Ranks, Seat, meeting_point
+from toolkit.cluster import Cluster
 from window_programs import CHECKS, FAULT_TIMEOUT_S, check_all
 
 __all__: list[str] = []

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+import torch
 from hsgd import Comm, HsgdError, operators
 from hsgd.config import Config
 from hsgd.operators import Group, kernels
-from hsgd.testing.cluster import Cluster
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-
 from hsgd import Comm
 from hsgd.optim import (
     DiLoCo,
@@ -18,6 +16,7 @@ from hsgd.optim import (
     NotifiedTree,
     share_parameters,
 )
+from torch import nn
 
 __all__ = ["STRATEGIES", "Maker"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hsgd.config import Config
-from hsgd.plan import cli
-from hsgd.plan.calibration import DEFAULT, Calibration, read_calibration
-from hsgd.plan.model import Cluster, Prediction, predict_allreduce
-from hsgd.plan.strategies import BUCKET_BYTES, Workload, forecast
+from hsgd.tools.plan import cli
+from hsgd.tools.plan.calibration import DEFAULT, Calibration, read_calibration
+from hsgd.tools.plan.model import Cluster, Prediction, predict_allreduce
+from hsgd.tools.plan.strategies import BUCKET_BYTES, Workload, forecast
 
 __all__: list[str] = []
 
@@ -171,7 +171,7 @@ WORDS = ["--nodes", "64", "--ranks-per-node", "8", "--link", "25gbit", "--model-
 
 def hsgd_plan(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hsgd.cli", "plan", *words],
+        [sys.executable, "-m", "hsgd", "plan", *words],
         capture_output=True,
         text=True,
         timeout=60,

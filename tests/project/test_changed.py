@@ -31,7 +31,7 @@ def changed() -> ModuleType:
         (".ci/site/reference.py", "tests/project/test_site.py"),
         ("README.md", "tests/project/test_site.py"),
         ("hsgd/config.py", "tests/core/test_config.py"),
-        ("hsgd/doctor/checkup.py", "tests/launch/test_doctor.py"),
+        ("hsgd/tools/doctor/checkup.py", "tests/launch/test_doctor.py"),
         ("hsgd/optim/large_batch/lars.py", "tests/project/test_sources.py"),
         ("tests/core/test_comm.py", "tests/core/test_comm.py"),
     ],
@@ -52,7 +52,11 @@ def test_a_folder_of_the_core_leads_to_its_native_programs(changed: ModuleType) 
 
 
 def test_the_nearest_tests_come_first(changed: ModuleType) -> None:
-    files = [ROOT / "hsgd/mpi_abi.py", ROOT / "hsgd/config.py", ROOT / "tests/core/test_split.py"]
+    files = [
+        ROOT / "hsgd/base/mpi_abi.py",
+        ROOT / "hsgd/config.py",
+        ROOT / "tests/core/test_split.py",
+    ]
     names = [path.stem for path in changed.python_tests(files)]
     assert names[0] == "test_split"
     assert names.index("test_config") < names.index("test_packaging")

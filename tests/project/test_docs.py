@@ -70,7 +70,7 @@ def test_every_block_says_what_it_is() -> None:
 
 def test_ranks_of_a_plain_mpirun_fit_two_cores() -> None:
     """Open MPI refuses more ranks than cores: "not enough slots". `hsgd run` names its slots."""
-    sources = [*PAGES, *(ROOT / "examples").rglob("*.py"), ROOT / "hsgd/cli/commands.py"]
+    sources = [*PAGES, *(ROOT / "examples").rglob("*.py"), ROOT / "hsgd/tools/cli/commands.py"]
     more = [
         (path.name, line.strip())
         for path in sources
@@ -113,10 +113,10 @@ def test_messages_of_every_part_are_explained() -> None:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     from hdf5_samples import make_photo_slabs, make_ragged_slabs
-    from hsgd.testing.processes import launch_environ, run_marked
+    from toolkit.processes import launch_environ, run_marked
 
     folder = tmp_path_factory.mktemp("pages")
-    convert = [sys.executable, "-m", "hsgd.cli", "data", "convert", "digits", "data"]
+    convert = [sys.executable, "-m", "hsgd", "data", "convert", "digits", "data"]
     subprocess.run(convert, cwd=folder, check=True, capture_output=True, timeout=JOB_S)
     make_ragged_slabs(folder / "data" / "text", 200, 4)
     make_photo_slabs(folder / "data" / "photos", 100, 4)
@@ -188,7 +188,7 @@ Check = Callable[[list[str]], None]
 def check_python(words: list[str]) -> None:
     """The program is there, and its help has the options."""
     if words[0] == "-m":
-        taken = 3 if words[1] == "hsgd.cli" else 2  # its commands have options of their own
+        taken = 3 if words[1] == "hsgd" else 2  # its commands have options of their own
         program, options = words[:taken], words[taken:]
     else:
         assert (ROOT / words[0]).is_file(), f"{words[0]} is not there"
@@ -215,7 +215,7 @@ def check_make(words: list[str]) -> None:
 def check_hsgd(words: list[str]) -> None:
     """Options before the command of the ranks, which has its own."""
     own = words[: words.index("--")] if "--" in words else words
-    check_python(["-m", "hsgd.cli", *own])
+    check_python(["-m", "hsgd", *own])
 
 
 def check_horovodrun(words: list[str]) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.testing.processes import launch_environ, run_marked
 from tiers import short_form
+from toolkit.processes import launch_environ, run_marked
 
 __all__: list[str] = []
 

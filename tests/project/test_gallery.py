@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.testing.processes import launch_environ, run_marked
+from toolkit.processes import launch_environ, run_marked
 
 __all__: list[str] = []
 

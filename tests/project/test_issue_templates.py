@@ -43,7 +43,7 @@ def test_commands_and_files_that_the_forms_name_exist() -> None:
     for command in commands:
         verb, *options = command.split()
         done = subprocess.run(
-            [sys.executable, "-m", "hsgd.cli", verb, "--help"], capture_output=True, text=True
+            [sys.executable, "-m", "hsgd", verb, "--help"], capture_output=True, text=True
         )
         assert done.returncode == 0, command
         assert all(option in done.stdout for option in options), command

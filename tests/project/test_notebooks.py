@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from hsgd.testing.processes import launch_environ
+from toolkit.processes import launch_environ
 
 __all__: list[str] = []
 

@@ -19,8 +19,8 @@ from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 
-from hsgd.cli import make_parser
 from hsgd.config import Config
+from hsgd.tools.cli import make_parser
 
 __all__: list[str] = []
 

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+
 from worked_changes import PATCHES, changed_files
 
 __all__: list[str] = []
@@ -22,7 +23,7 @@ CODE = {".py", ".cpp", ".hpp", ".h", ".c"}
 MOST_FILES = 20  # sources in a folder
 MOST_LINES = 500  # of a file
 LONG_FILES = {
-    "hsgd/comm.py",
+    "hsgd/comm/communicator.py",
     "hsgd/csrc/tcp/rma.cpp",
     "hsgd/optim/gossip/pair_averaging.py",
     "hsgd/optim/notified_tree/notified_tree_optimizer.py",
@@ -43,13 +44,12 @@ MANY_PARAMETERS = {
     "hsgd/optim/notified_tree/notified_tree_optimizer.py:__init__",
     "hsgd/torch/optimizer.py:DistributedOptimizer",
     "hsgd/torch/strategies/notified_tree_strategy.py:notified_tree",
-    "hsgd/window.py:__init__",
+    "hsgd/onesided/notified_window.py:__init__",
     "io/convert/conversion.py:convert_to_slabs",
     "io/convert/writer.py:__init__",
     "io/loader.py:__init__",
 }
 SAME_STEMS = {"cli"}  # hsgd, and hsgd data
-CROSSING = {("hsgd/box/multinode.py", "_open")}  # private names used elsewhere
 # Files that pages and comments name and that are not of this project, or made by a test or for the
 # site.
 ELSEWHERE = re.compile(
@@ -122,10 +122,11 @@ def test_a_module_is_known_by_its_last_name() -> None:
 
 
 def test_modules_of_tests_have_names_of_their_own() -> None:
-    """They lie on one path: of two with one name each test would get whichever comes first."""
+    """Those outside packages lie on one path: of two with one name a test would get the first."""
     homes = defaultdict(list)
     for path in (ROOT / "tests").rglob("*.py"):
-        homes[path.name].append(path)
+        if not {"toolkit", "campaigns"} & {*path.parts}:
+            homes[path.name].append(path)
     for of_python in ("__init__.py", "conftest.py"):
         homes.pop(of_python, None)
     assert {name for name, paths in homes.items() if len(paths) > 1} == set()
@@ -141,12 +142,14 @@ def test_private_names_stay_in_their_module() -> None:
         for alias in node.names
         if alias.name.startswith("_") and alias.name != "_native"
     }
-    assert found == CROSSING
+    assert found == set()
 
 
 def test_the_product_and_the_benchmarks_leave_the_path_of_python_alone() -> None:
+    """But for one line, by which benchmarks find the virtual nodes of tests/toolkit."""
     programs = [name for name in SOURCES if name.startswith(("hsgd/", "io/", "benchmarks/"))]
-    assert [name for name in programs if "sys.path" in (ROOT / name).read_text()] == []
+    found = [name for name in programs if "sys.path" in (ROOT / name).read_text()]
+    assert found == ["benchmarks/harness/__init__.py"]
 
 
 def test_messages_name_packages_that_can_be_installed() -> None:

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from worked_changes import PATCHES, ROOT, added_tests, changed_files, is_native, try_out
 
 __all__: list[str] = []

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from hsgd import Comm
-from hsgd.cli import main
-from hsgd.job import tcp_meeting
-from hsgd.status.page import hosts_of
-from hsgd.testing.cluster import Cluster
+from hsgd.comm.connect import tcp_meeting
+from hsgd.tools.cli import main
+from hsgd.tools.status.page import hosts_of
 from pretended_nodes import meet
 from ranks import PATIENT, Ranks, Seat
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 
@@ -91,7 +91,7 @@ def test_the_other_hosts_of_a_job_are_asked_over_ssh(
     comms = json.loads(capsys.readouterr().out)["communicators"]
     assert sorted(comm["size"] for comm in comms) == [2, 2, 4]
     assert log.read_text().split() == ["other1"]
-    monkeypatch.setattr("hsgd.status.looking.hosts_of", lambda _: [])
+    monkeypatch.setattr("hsgd.tools.status.looking.hosts_of", lambda _: [])
     assert main(["status", "--all-nodes", pid]) == 1
     out, err = capsys.readouterr()
     assert "LATE" in out and "--all-nodes: the hosts of communicator " in err
@@ -137,7 +137,7 @@ def run_rank(folder: Path) -> None:
 
 def ask_until_all_wait(folder: Path, size: int) -> dict[str, Any]:
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    words = ["-m", "hsgd.cli", "status", "--all-nodes", "--json", str(os.getpid())]
+    words = ["-m", "hsgd", "status", "--all-nodes", "--json", str(os.getpid())]
     end = time.monotonic() + LIMIT_S
     while True:
         done = subprocess.run(

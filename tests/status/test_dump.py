@@ -27,14 +27,14 @@ import pytest
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.errors import HsgdError
-from hsgd.status import dump, looking
-from hsgd.status.flight_files import flight_files
-from hsgd.status.looking import Row
-from hsgd.status.page import KINDS
-from hsgd.status.report import brief
-from hsgd.status.waits import groups_of
-from hsgd.testing.cluster import Cluster
+from hsgd.tools.status import dump, looking
+from hsgd.tools.status.flight_files import flight_files
+from hsgd.tools.status.looking import Row
+from hsgd.tools.status.page import KINDS
+from hsgd.tools.status.report import brief
+from hsgd.tools.status.waits import groups_of
 from ranks import LIMIT_S, Ranks, Seat, meeting_point
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 
@@ -222,8 +222,9 @@ def do_wait_in_torch(seat: Seat, path: str) -> tuple[str, str]:
     """In a process group, whose works are run by a thread of hsgd's."""
     from datetime import timedelta
 
-    import torch
     import torch.distributed as dist
+
+    import torch
 
     store = dist.FileStore(path, 2)
     dist.init_process_group(

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from hsgd import Comm
-from hsgd.cli import main
 from hsgd.errors import HsgdError
-from hsgd.status import looking, page
+from hsgd.tools.cli import main
+from hsgd.tools.status import looking, page
 from pretended_nodes import meet
 from ranks import LIMIT_S, PATIENT, Ranks, Seat, meeting_point
 

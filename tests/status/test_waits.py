@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hsgd.status import looking
-from hsgd.status.page import Note, NoteState
-from hsgd.status.waits import Group, Standing, groups_of
+from hsgd.tools.status import looking
+from hsgd.tools.status.page import Note, NoteState
+from hsgd.tools.status.waits import Group, Standing, groups_of
 
 __all__: list[str] = []
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hsgd.testing.processes import launch_environ, run_marked
+from toolkit.processes import launch_environ, run_marked
 
 __all__ = ["HSGD", "JOB_S", "TRAIN", "lines", "local_training", "watched"]
 
 JOB_S = 120.0
-HSGD = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
+HSGD = [sys.executable, "-c", "import sys; from hsgd.tools.cli import main; sys.exit(main())"]
 
 # It holds in the middle, with commits, until there is a file; a fault may come at any step of it.
 # Sums that any number of ranks, in any worlds, must get right: a gradient that is the same on all.

@@ -16,7 +16,7 @@ def descriptors() -> set[str]:
 
 def descriptors_since(held: set[str]) -> list[str]:
     """What each descriptor is that was not there before, once the look that a passed deadline
-    begins (hsgd/status/dump.py) is over.
+    begins (hsgd/tools/status/dump.py) is over.
     """
     for thread in threading.enumerate():
         if thread.name == "hsgd-dump":

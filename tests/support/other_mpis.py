@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hsgd import mpi_abi
-from hsgd.testing.processes import run_marked
+from hsgd.base import mpi_abi
+from toolkit.processes import run_marked
 
 __all__ = ["PACKAGES", "InstalledMpi", "install_mpi"]
 

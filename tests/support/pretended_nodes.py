@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hsgd import Comm
+from hsgd.comm.connect import own_node, tcp_meeting
 from hsgd.config import Config
-from hsgd.job import own_node, tcp_meeting
 from ranks import PATIENT, Seat
 
 __all__ = ["meet"]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hsgd
-from hsgd import mpi_abi
-from hsgd.testing.processes import run_marked
+from hsgd.base import mpi_abi
+from toolkit.processes import run_marked
 
 __all__ = ["FAKE_VERSIONS", "SiteCopy", "fake_launcher", "installed_environ"]
 
@@ -99,7 +99,9 @@ class SiteCopy:
         shutil.copy(package / "launch" / "launch_hook.py", root / "hsgd_horovod_hook.py")
         (root / "sitecustomize.py").write_text("import hsgd_horovod_hook\n")
         copy = SiteCopy(root)
-        Path(copy.command).write_text("from hsgd.cli import main\n\nraise SystemExit(main())\n")
+        Path(copy.command).write_text(
+            "from hsgd.tools.cli import main\n\nraise SystemExit(main())\n"
+        )
         copy.says_built_for(mpi_abi.present()[0], "5.0.11")
         return copy
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hsgd.testing.processes import run_marked
+from toolkit.processes import run_marked
 
 __all__ = ["JOB_S", "free_port", "here", "said", "torchrun"]
 

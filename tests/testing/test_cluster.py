@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.testing.cluster import Cluster, ClusterError
-from hsgd.testing.processes import MARK, CommandTimeout, marked, outliving, run_marked
+from toolkit.cluster import Cluster, ClusterError
+from toolkit.processes import MARK, CommandTimeout, marked, outliving, run_marked
 
 __all__: list[str] = []
 
@@ -73,7 +73,7 @@ print("rank", hvd.rank(), "local", hvd.local_rank(), hvd.local_size(), os.uname(
 
 CONTROLLER = """
 import signal, subprocess
-from hsgd.testing.cluster import Cluster
+from toolkit.cluster import Cluster
 cluster = Cluster(2, "1gbit", pid=True)
 argv = ["sh", "-c", "echo started; setsid sleep 1000; true"]
 for node in (None, 1, 2):
@@ -345,7 +345,7 @@ def test_hosts_fill_the_first_nodes_first(cluster: MakeCluster) -> None:
 
 
 def test_the_command_line_runs_a_command_and_returns_its_exit_code(virtual_nodes: None) -> None:
-    argv = [sys.executable, "-m", "hsgd.testing.cluster", "--nodes", "2", "--node", "2", "--"]
+    argv = [sys.executable, "-m", "toolkit.cluster", "--nodes", "2", "--node", "2", "--"]
     done = subprocess.run(
         [*argv, "sh", "-c", "uname -n; exit 3"], capture_output=True, text=True, timeout=60
     )

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hsgd.testing.soak.flatness import BOUNDS, growth_of, tenths
-from hsgd.testing.soak.footprint import MEASURES, footprint
-from hsgd.testing.soak.soaks import LAYOUTS, SOAKS
+from campaigns.soak.flatness import BOUNDS, growth_of, tenths
+from campaigns.soak.footprint import MEASURES, footprint
+from campaigns.soak.soaks import LAYOUTS, SOAKS
 from tiers import short_form
 
 __all__: list[str] = []
@@ -27,7 +27,7 @@ LEAKS = {"leak-memory": "mapped", "leak-descriptors": "descriptors", "leak-threa
 def soak(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     path = folder / "soak.json"
     done = subprocess.run(
-        [sys.executable, "-m", "hsgd.testing.soak", "--quick", "--json", str(path), *options],
+        [sys.executable, "-m", "campaigns.soak", "--quick", "--json", str(path), *options],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

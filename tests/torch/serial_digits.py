@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.nn import functional
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import train_digits

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import overlap
-from hsgd.testing.processes import run_marked
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

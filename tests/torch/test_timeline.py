@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+import torch
+from hsgd.comm.timeline import ROWS, Timeline, summarize
 from hsgd.errors import DataError
-from hsgd.trace.timeline import ROWS, Timeline, summarize
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 
@@ -103,7 +103,7 @@ def test_the_command_prints_the_summary(tmp_path: Path) -> None:
     timeline.add("collective", "x", 1.0, 1.002)
     timeline.add("collective", "x", 2.0, 2.004)
     timeline.close()
-    words = [sys.executable, "-m", "hsgd.cli", "trace", "summary", str(file)]
+    words = [sys.executable, "-m", "hsgd", "trace", "summary", str(file)]
     done = subprocess.run(words, timeout=60, capture_output=True, text=True)
     assert done.stdout.splitlines()[1].split() == [
         "3",
@@ -120,7 +120,7 @@ def test_the_summary_as_json_has_the_figures_as_numbers(tmp_path: Path) -> None:
     timeline = Timeline(file, 3)
     timeline.add("collective", "x", 1.0, 1.002)
     timeline.close()
-    words = [sys.executable, "-m", "hsgd.cli", "trace", "summary", "--json", str(file)]
+    words = [sys.executable, "-m", "hsgd", "trace", "summary", "--json", str(file)]
     done = subprocess.run(words, timeout=60, capture_output=True, text=True)
     figures = {"events": 1, "total_ms": 2.0, "mean_us": 2000.0, "longest_us": 2000.0}
     assert json.loads(done.stdout) == {

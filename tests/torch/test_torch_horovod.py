@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hsgd.testing.cluster import Cluster
 from tiers import short_form
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

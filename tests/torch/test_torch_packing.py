@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from hsgd.torch.gradients.packing import HOT_COUNT, Packing
+from torch import Tensor
 
 __all__: list[str] = []
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hsgd.testing.cluster import Cluster
+from toolkit.cluster import Cluster
 from torchrun_runs import JOB_S
 
 __all__: list[str] = []

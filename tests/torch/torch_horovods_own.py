@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import hsgd.torch as hvd
+import torch
 
 __all__: list[str] = []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 
-import torch
 from torch.utils.data import Dataset
 from transformers import (
     BertConfig,
@@ -20,6 +19,7 @@ from transformers import (
     set_seed,
 )
 
+import torch
 from record import Record
 from stdlib_text import stdlib_text
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
+import torch
 from hsgd.c10d.point_to_point import PointToPoint
+from torch import Tensor
 
 __all__ = ["DeviceMessages"]
 

@@ -24,7 +24,7 @@ namespace nb = nanobind;
 
 using Anything = nb::typed<nb::object, nb::any>;  // Any, for type checkers
 
-// The array lies on a CUDA device: hsgd.device takes it.
+// The array lies on a CUDA device: hsgd.comm.device takes it.
 class OnDevice : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;

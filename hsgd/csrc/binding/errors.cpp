@@ -48,12 +48,14 @@ nb::object name_of(const hsgd_side& side) {
   return side.named != 0 ? decoded(side.name) : nb::object(nb::none());
 }
 
-// The first such error of a process is worth a look at the other ranks. It stays what it is.
-void look_at_others(int status, const nb::object& exception) {
+// Observers see an error before it is raised. It stays what it is.
+void show_to_observers(int status, const nb::object& exception) {
   if (status != HSGD_ERR_PEER_LOST && status != HSGD_ERR_TIMEOUT) return;
   if (PyErr_Occurred() != nullptr) return;
   try {
-    nb::module_::import_("hsgd.status.dump").attr("after")(exception);
+    for (const nb::handle observer : nb::module_::import_("hsgd.errors").attr("observers")) {
+      observer(exception);
+    }
   } catch (const nb::python_error&) {
   }
 }
@@ -82,7 +84,7 @@ void raise_on_error(int status, const hsgd_error& error) {
     exception.attr("ranks") = nb::make_tuple(one.rank, other.rank);
     exception.attr("names") = nb::make_tuple(name_of(one), name_of(other));
   }
-  look_at_others(status, exception);
+  show_to_observers(status, exception);
   PyErr_SetObject(type.ptr(), exception.ptr());
   throw nb::python_error();
 }

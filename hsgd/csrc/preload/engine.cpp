@@ -20,7 +20,7 @@ namespace hsgd::preload {
 namespace {
 
 // MPI's binary interfaces, and the name (DT_SONAME) by which programs ask for a library of each;
-// hsgd/mpi_abi.py has the same. An engine lies beside this library for each that hsgd was built
+// hsgd/base/mpi_abi.py has the same. An engine lies beside this library for each that hsgd was built
 // for.
 struct Abi {
   char name[8];

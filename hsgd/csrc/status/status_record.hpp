@@ -1,7 +1,7 @@
 // What `hsgd status` reads of a process: the layout of its status page.
 //
 // Owns the structs, of fixed width and without pointers. One writer: the process that made the
-// page. Readers are other processes (hsgd/status/page.py), which copy a record and keep it if
+// page. Readers are other processes (hsgd/tools/status/page.py), which copy a record and keep it if
 // `version` was even and the same before and after. A change of the layout needs a new
 // kStatusVersion here and there. Never touches memory.
 #ifndef HSGD_STATUS_STATUS_RECORD_HPP_

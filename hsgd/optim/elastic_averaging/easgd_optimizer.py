@@ -18,15 +18,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hsgd.agree import agree
-from hsgd.box.local import ParameterBox
-from hsgd.comm import Comm
+import torch
+from hsgd.comm.agree import agree
+from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
-from hsgd.networks import Network
+from hsgd.onesided.networks import Network
+from hsgd.onesided.parameter_box import ParameterBox
 from hsgd.optim.background import BackgroundThread
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
@@ -38,6 +37,7 @@ from hsgd.optim.split_comms import SplitComms
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
 from hsgd.optim.worker_group import WorkerGroup, split_workers
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
+from torch import Tensor, nn
 
 __all__ = ["EASGDMetrics", "ElasticAveraging", "Mode", "Order"]
 

@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from hsgd.box.local import ParameterBox
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
+from hsgd.onesided.parameter_box import ParameterBox
 from hsgd.optim.background import BackgroundThread
 
 __all__ = ["COUNTERS", "Progress", "StopRule"]

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-
 from hsgd.optim.flat_vectors import Flattened
+from torch import Tensor
 
 __all__ = ["FirstMoments", "Momentum"]
 

@@ -16,12 +16,11 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+import torch
 from hsgd.errors import CollectiveTimeout, about
-from hsgd.networks import Network
+from hsgd.onesided.networks import Network
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import Flattened
 from hsgd.optim.gossip.first_moments import FirstMoments, Momentum
@@ -38,6 +37,7 @@ from hsgd.optim.optimizer_ranks import refusals_told
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.optim.triggers.communication_triggers import Trigger
 from hsgd.optim.wrapping_optimizer import tensors_of
+from torch import Tensor, nn
 
 __all__ = ["Gossip"]
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
-
 from hsgd.optim.gossip.first_moments import Momentum
 from hsgd.optim.gossip.gossip_turns import check_schedule
 from hsgd.optim.gossip.noloco import NoLoCo, read_outer
@@ -18,6 +16,7 @@ from hsgd.optim.gossip.topology import Topology, described
 from hsgd.optim.layouts import layout_terms
 from hsgd.optim.triggers.communication_triggers import Trigger
 from hsgd.optim.wrapping_optimizer import check_choice
+from torch import Tensor, nn
 
 __all__ = ["WIRE", "checked_rule", "terms_of"]
 

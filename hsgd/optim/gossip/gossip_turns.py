@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.gossip.topology import Topology
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
+from torch import Tensor
 
 __all__ = ["Turns", "check_schedule", "usual_trigger"]
 

@@ -33,13 +33,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost, about
-from hsgd.networks import Network, choose_network
+from hsgd.onesided.networks import Network, choose_network
+from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.flat_vectors import as_memory, in_memory, square
-from hsgd.window import NotifiedWindow
+from torch import Tensor
 
 __all__ = ["Averaged", "PairAverager", "Traffic"]
 

@@ -13,13 +13,12 @@ import random
 import time
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.flat_vectors import as_memory, in_memory
 from hsgd.optim.gossip.pair_averaging import Traffic
-from hsgd.window import NotifiedWindow
+from torch import Tensor
 
 __all__ = ["PairRounds", "partner_of"]
 

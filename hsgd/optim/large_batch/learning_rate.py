@@ -5,9 +5,10 @@ Source: the MLPerf training reference, image_classification/tensorflow2/lars_uti
 
 from __future__ import annotations
 
-from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
+
+from torch import Tensor
 
 __all__ = ["WarmupPolynomialLR"]
 

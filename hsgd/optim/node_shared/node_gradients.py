@@ -11,16 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
-
 from hsgd import _native
-from hsgd.comm import DTYPES, Comm
+from hsgd.comm.communicator import DTYPES, Comm
 from hsgd.optim.node_shared.shared_parameters import (
     ParameterPosition,
     ParameterSlice,
     SharedParameters,
     aligned,
 )
+from torch import Tensor
 
 __all__ = ["ClusterGradients", "Gradients", "NodeGradients"]
 

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-import torch
-from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, StateDict
 
-from hsgd.agree import agree
+import torch
+from hsgd.comm.agree import agree
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.large_batch.lamb import LAMB
 from hsgd.optim.large_batch.lars import LARS
@@ -32,6 +31,7 @@ from hsgd.optim.node_shared.shared_parameters import (
     aligned,
     share_parameters,
 )
+from torch import Tensor, nn
 
 __all__ = ["NodeSharedOptimizer", "SharedParameters", "share_parameters"]
 

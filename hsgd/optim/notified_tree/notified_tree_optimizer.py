@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hsgd.agree import agree
-from hsgd.comm import Comm
+import torch
+from hsgd.comm.agree import agree
+from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
-from hsgd.networks import Network, choose_network
+from hsgd.onesided.networks import Network, choose_network
+from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import as_memory
 from hsgd.optim.notified_tree.tree_checks import (
@@ -49,7 +49,7 @@ from hsgd.optim.notified_tree.tree_state import (
 )
 from hsgd.optim.notified_tree.tree_update import Options, Updater, updates_elements
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
-from hsgd.window import NotifiedWindow
+from torch import Tensor, nn
 
 __all__ = ["NotifiedTree"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 
 __all__ = ["gather_state", "part_of_state", "state_of_rank_0"]
 

@@ -12,9 +12,8 @@ import random
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from hsgd.optim.triggers.weight_drift import Change
+from torch import Tensor
 
 __all__ = ["Budget", "FixedPeriod", "JitteredPeriod", "RelativeChange", "Trigger"]
 

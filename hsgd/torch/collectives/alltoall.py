@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from hsgd.torch.collectives.submission import (
     coordinator_of,
     hand_over,
@@ -17,6 +15,7 @@ from hsgd.torch.collectives.submission import (
 )
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.movements import Alltoall
+from torch import Tensor
 
 __all__ = ["alltoall", "alltoall_async"]
 

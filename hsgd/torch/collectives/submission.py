@@ -10,13 +10,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.job import horovod_path, runtime
 from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.negotiation.coordinator import Coordinator
 from hsgd.torch.operations.operation import Operation
+from torch import Tensor
 
 __all__ = [
     "coordinator_of",

@@ -1,7 +1,8 @@
 """run: goes back to the last commit when a rank is lost, and on with those that are there then.
 
-Owns the loop. Who is there is the agent's to say, which `hsgd run --min-np` starts (hsgd.agent).
-Without one the ranks stay the same: an error that leaves all of them alive is survived, too.
+Owns the loop. Who is there is the agent's to say, which `hsgd run --min-np` starts
+(hsgd.jobs.elastic). Without one the ranks stay the same: an error that leaves all of them alive is
+survived, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
-from hsgd.job.agent_link import AgentLink, link
+from hsgd.jobs.environment.agent_link import AgentLink, link
 from hsgd.torch.elastic.state import State
 from hsgd.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from hsgd.torch.job import basics, runtime

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from hsgd.comm import Comm, Op
+from hsgd.comm.communicator import Comm, Op
 from hsgd.torch.operations.reductions import SUM
+from torch import Tensor
 
 __all__ = ["combine_loss"]
 

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from hsgd.comm import Comm, Op
+from hsgd.comm.communicator import Comm, Op
+from hsgd.comm.handle import Handle
 from hsgd.errors import HsgdError, SignatureMismatch
-from hsgd.handle import Handle
 from hsgd.torch.compression import (
     BF16Compressor,
     Compressor,
@@ -29,6 +27,7 @@ from hsgd.torch.compression import (
 )
 from hsgd.torch.gradients.packing import Packing
 from hsgd.torch.operations.reductions import AVERAGE, CORE_OPS
+from torch import Tensor
 
 __all__ = ["Bucket", "Collective", "fill"]
 

@@ -13,7 +13,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError, SignatureMismatch
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.gradients.gradient_buckets import Bucket, Collective

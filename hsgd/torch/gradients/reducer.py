@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import sparse_allreduce_async
@@ -35,6 +33,7 @@ from hsgd.torch.gradients.reduction_options import Options
 from hsgd.torch.job import runtime
 from hsgd.torch.job.operation_timeline import add_levels
 from hsgd.torch.operations.reductions import AVERAGE
+from torch import Tensor
 
 __all__ = ["GradientReducer"]
 

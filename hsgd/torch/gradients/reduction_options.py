@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from hsgd.torch.compression import Compressor
 from hsgd.torch.job.process_sets import ProcessSet
+from torch import Tensor
 
 __all__ = ["Options"]
 

@@ -12,14 +12,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hsgd import built
-from hsgd.closing import failing_with
-from hsgd.comm import Comm
+from hsgd.base import built
+from hsgd.base.closing import failing_with
+from hsgd.comm.communicator import Comm
+from hsgd.comm.connect import mpi_calls
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
-from hsgd.job import agent_link, mpi_calls
-from hsgd.job.agent_link import AgentLink
-from hsgd.launch import as_horovod
+from hsgd.jobs.environment import agent_link
+from hsgd.jobs.environment.agent_link import AgentLink
+from hsgd.jobs.launch import as_horovod
 from hsgd.metrics import Counters
 from hsgd.torch.job import operation_timeline, runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set

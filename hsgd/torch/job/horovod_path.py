@@ -11,14 +11,13 @@ import threading
 from typing import Any
 
 import torch
-
 from hsgd.errors import MissingExtra
-from hsgd.launch import as_horovod, preload
+from hsgd.jobs.launch import as_horovod, preload
 from hsgd.torch.job import runtime
 
 __all__ = ["for_device", "installed", "keep", "load", "owns", "poll", "synchronize", "usable"]
 
-_REMEDY = "python -m hsgd.launch.horovod_wheel --install builds and installs it"
+_REMEDY = "python -m hsgd.jobs.launch.horovod_wheel --install builds and installs it"
 _lock = threading.Lock()
 _handles: dict[int, Any] = {}
 _loaded: list[Any] = []

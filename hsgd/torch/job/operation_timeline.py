@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hsgd.comm.record import Record
+from hsgd.comm.timeline import Timeline
 from hsgd.torch.job.runtime import Runtime
 from hsgd.torch.negotiation.coordinator import Operation
-from hsgd.trace.records import Record
-from hsgd.trace.timeline import Timeline
 
 __all__ = ["add_levels", "start", "stop"]
 

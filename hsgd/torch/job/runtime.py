@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from hsgd import world
-from hsgd.closing import program_failed
-from hsgd.comm import Comm
+from hsgd.base.closing import program_failed
+from hsgd.comm.communicator import Comm
+from hsgd.comm.record import Record
 from hsgd.errors import HsgdError
 from hsgd.metrics import Counters
 from hsgd.torch.negotiation.coordinator import ROUND, Coordinator
@@ -29,7 +30,6 @@ from hsgd.torch.negotiation.stall import Open, StallInspector, ages
 from hsgd.torch.operations.operation import Barrier, Operation, meet
 from hsgd.torch.operations.reductions import run_fused, stand_in
 from hsgd.torch.settings import HorovodSettings
-from hsgd.trace.records import Record
 
 __all__ = [
     "RankPosition",

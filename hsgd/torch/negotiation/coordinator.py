@@ -26,9 +26,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
+from hsgd.comm.handle import Handle
 from hsgd.errors import CollectiveTimeout, HsgdError, SignatureMismatch
-from hsgd.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.negotiation.plan import RoundPlan, Table
 from hsgd.torch.negotiation.signature import Signature

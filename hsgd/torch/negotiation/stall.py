@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from hsgd.comm import Comm
+from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
 from hsgd.torch.negotiation.plan import JOIN
 from hsgd.torch.settings import HorovodSettings

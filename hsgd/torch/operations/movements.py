@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from hsgd.comm import DTYPES, Comm
-from hsgd.handle import Handle
+from hsgd.comm.communicator import DTYPES, Comm
+from hsgd.comm.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.operations.operation import TensorOperation, count_write, meet
+from torch import Tensor
 
 __all__ = ["Allgather", "Alltoall", "Broadcast"]
 

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from hsgd.comm import Comm
-from hsgd.handle import Handle
+from hsgd.comm.communicator import Comm
+from hsgd.comm.handle import Handle
 from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.operations.device_turn import DeviceTurn, device_of
+from torch import Tensor
 
 __all__ = ["Barrier", "Join", "Operation", "TensorOperation", "count_write", "meet"]
 

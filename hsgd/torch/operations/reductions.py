@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from hsgd.comm import DTYPES, Comm, Op
-from hsgd.handle import Handle
+from hsgd.comm.communicator import DTYPES, Comm, Op
+from hsgd.comm.handle import Handle
 from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.operations.device_turn import DeviceTurn
 from hsgd.torch.operations.operation import (
@@ -21,6 +19,7 @@ from hsgd.torch.operations.operation import (
     TensorOperation,
     count_write,
 )
+from torch import Tensor
 
 __all__ = [
     "ADASUM",

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-
 from hsgd.optim.diloco.diloco_optimizer import DiLoCo
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet

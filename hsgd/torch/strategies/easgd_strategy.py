@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, get_args
 
-import torch
-from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hsgd.comm import Comm
+import torch
+from hsgd.comm.communicator import Comm
 from hsgd.optim.elastic_averaging.easgd_optimizer import ElasticAveraging, Mode
 from hsgd.torch.job import runtime
 from hsgd.torch.strategies.arguments import refuse_others, translated
+from torch import Tensor, nn
 
 __all__ = ["STRATEGIES", "average_elastically"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import weakref
 
-from hsgd.comm import Comm
-from hsgd.job.agent_link import link
+from hsgd.comm.communicator import Comm
+from hsgd.jobs.environment.agent_link import link
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.torch.job import runtime
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-
 from hsgd.optim.node_shared.node_shared_optimizer import (
     NodeSharedOptimizer,
     SharedParameters,

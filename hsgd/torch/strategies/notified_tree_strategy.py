@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hsgd.comm import Comm
-from hsgd.networks import Network
+import torch
+from hsgd.comm.communicator import Comm
+from hsgd.onesided.networks import Network
 from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
 from hsgd.optim.notified_tree.tree_checks import Roots
 from hsgd.torch.job import runtime
 from hsgd.torch.strategies.arguments import refuse_options, refuse_others, translated
+from torch import Tensor, nn
 
 __all__ = ["notified_tree", "plant_tree"]
 

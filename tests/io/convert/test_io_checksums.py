@@ -13,10 +13,10 @@ from hsgd.io.convert import writer as writing
 from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import arrays_of, collect, make_slabs, rewrite_attribute, write_hdf5
-from hsgd import cli
 from hsgd.errors import DataError
-from hsgd.testing.range_server import RangeServer
+from hsgd.tools import cli
 from loaders import loader_of
+from toolkit.range_server import RangeServer
 
 torch = pytest.importorskip("torch")
 

@@ -20,8 +20,8 @@ from hsgd.io.convert.verify import find_damage
 from hsgd.io.format.chunks import COMPRESSIONS, chunks_of
 
 from hdf5_samples import arrays_of, collect, write_hdf5
-from hsgd import cli
 from hsgd.errors import DataError, MissingExtra
+from hsgd.tools import cli
 from loaders import loader_of
 
 hdf5plugin = pytest.importorskip("hdf5plugin")

@@ -208,7 +208,7 @@ disk, source = sys.argv[1:]
 def mount(*options):
     subprocess.run(["mount", *options, disk], check=True)
 def convert(*options):
-    words = [sys.executable, "-m", "hsgd.cli", "data", "convert", source, f"{disk}/out", "--quiet"]
+    words = [sys.executable, "-m", "hsgd", "data", "convert", source, f"{disk}/out", "--quiet"]
     done = subprocess.run([*words, *options], capture_output=True, text=True)
     print(json.dumps([done.returncode, done.stdout, done.stderr, os.listdir(disk)]))
     shutil.rmtree(f"{disk}/out", ignore_errors=True)
@@ -247,7 +247,7 @@ def test_a_full_or_read_only_file_system_is_told_and_nothing_is_left(virtual_nod
 KILLED = """\
 import os, sys, signal, random
 from mpi4py import MPI
-from hsgd import cli
+from hsgd.tools import cli
 from hsgd.io.reading import row_copies
 from hsgd.io.convert import shuffle_passes, writer
 

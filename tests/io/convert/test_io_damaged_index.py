@@ -13,14 +13,14 @@ from hsgd.io import class_names, open_map, upload_slabs
 
 from hdf5_samples import collect, make_ragged_slabs, make_slabs
 from hsgd.errors import DataError
-from hsgd.testing.range_server import RangeServer
 from loaders import loader_of
+from toolkit.range_server import RangeServer
 
 # Overwrites four bytes at each place, and asks each command for a line.
 DAMAGE = """\
 import contextlib, faulthandler, io, sys
 from pathlib import Path
-from hsgd import cli
+from hsgd.tools import cli
 
 faulthandler.enable()
 folder, step = Path(sys.argv[1]), int(sys.argv[2])

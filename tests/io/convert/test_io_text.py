@@ -10,8 +10,8 @@ from hsgd.io import RowReader, convert_to_slabs, open_map
 from hsgd.io.convert import text_sources
 from hsgd.io.convert.sources import lengths_of, open_source
 
-from hsgd import cli
 from hsgd.errors import DataError
+from hsgd.tools import cli
 from loaders import loader_of
 
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -25,8 +25,8 @@ import hdf5plugin  # noqa: F401, so that stock h5py reads what was compressed
 import numpy as np
 from hsgd.io import Ragged
 
-from hsgd import cli
 from hsgd.errors import DataError
+from hsgd.tools import cli
 from loaders import loader_of
 
 __all__: list[str] = []

@@ -16,8 +16,8 @@ from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import collect, make_slabs
 from hsgd.errors import DataError
-from hsgd.testing.range_server import RangeServer
 from loaders import loader_of
+from toolkit.range_server import RangeServer
 
 __all__: list[str] = []
 

@@ -13,7 +13,7 @@ from hsgd.io.launched import RankHere, rank_here
 
 from hdf5_samples import collect, make_slabs
 from hsgd import world
-from hsgd.testing.processes import launch_environ, run_marked
+from toolkit.processes import launch_environ, run_marked
 
 pytestmark = pytest.mark.long
 

@@ -12,8 +12,9 @@ import os
 import sys
 from typing import Any
 
-import torch
 from hsgd.io import PartitionedDataset, PartitionedLoader, ReadOptions
+
+import torch
 
 __all__: list[str] = []
 

@@ -13,7 +13,7 @@ from hsgd.io.convert import writer as writing
 import cache_programs
 from cache_programs import CASES, COUNT, EPOCHS
 from hdf5_samples import make_ragged_slabs
-from hsgd.testing.cluster import Cluster
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hsgd.io import PartitionedLoader, Ragged, ReadOptions, images
 from hsgd.io import loader as loader_module
 from hsgd.io.batches import buffer_pool, pinned_memory
-from torch import Tensor
 
+import torch
 from hdf5_samples import arrays_of, make_photo_slabs, make_ragged_slabs, make_slabs
+from torch import Tensor
 
 __all__: list[str] = []
 

@@ -20,8 +20,8 @@ from hsgd.io.format.ragged import join, offsets_of, ragged_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hsgd import cli
 from hsgd.errors import DataError
+from hsgd.tools import cli
 from loaders import grouped, loader_of
 
 torch = pytest.importorskip("torch")

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from hsgd.testing.range_server import RangeServer
+from toolkit.range_server import RangeServer
 
 __all__: list[str] = []
 

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader
 
 from hdf5_samples import collect, make_ragged_slabs, make_slabs
 from hsgd.errors import DataError
-from hsgd.testing.range_server import RangeServer
 from loaders import loader_of
 from ranks import Ranks, meeting_point
 from tiers import short_form
+from toolkit.range_server import RangeServer
 
 COUNT, SLABS = 300, 4
 SIZES = {"block_bytes": 300_000, "window_bytes": 900_000}

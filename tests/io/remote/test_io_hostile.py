@@ -12,8 +12,8 @@ from hsgd.io.remote.objects import ObjectReader, RemoteAccess
 
 from hdf5_samples import make_slabs
 from hostile_server import HostileServer, dripping
-from hsgd.cli import main
 from hsgd.errors import DataError
+from hsgd.tools.cli import main
 
 __all__: list[str] = []
 

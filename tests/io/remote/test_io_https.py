@@ -11,7 +11,7 @@ from hsgd.io.remote.objects import RemoteAccess
 
 from hdf5_samples import make_slabs
 from hsgd.errors import DataError
-from hsgd.testing.range_server import RangeServer
+from toolkit.range_server import RangeServer
 
 __all__: list[str] = []
 

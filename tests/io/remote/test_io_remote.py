@@ -19,10 +19,10 @@ from hsgd.io.remote.limited_answers import Limits
 from torch.utils.data import DataLoader
 
 from hdf5_samples import arrays_of, collect, make_ragged_slabs, make_slabs, write_hdf5
-from hsgd.cli import main
 from hsgd.errors import DataError
-from hsgd.testing.range_server import RangeServer
+from hsgd.tools.cli import main
 from loaders import loader_of
+from toolkit.range_server import RangeServer
 
 TINY = {"block_bytes": 300, "window_bytes": 900, "retry_s": 30}
 RAGGED = 60

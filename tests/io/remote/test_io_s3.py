@@ -9,7 +9,7 @@ from hsgd.io import PartitionedLoader, ReadOptions, open_map
 
 from hdf5_samples import collect, make_slabs
 from hsgd.errors import DataError
-from hsgd.testing.range_server import RangeServer
+from toolkit.range_server import RangeServer
 
 
 @pytest.fixture(scope="module")

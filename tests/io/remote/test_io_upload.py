@@ -21,8 +21,8 @@ from hsgd.io.remote import uploads
 from hsgd.io.remote.clients import s3_client
 
 from hdf5_samples import collect, make_slabs
-from hsgd.cli import main
 from hsgd.errors import DataError
+from hsgd.tools.cli import main
 from loaders import loader_of
 from moto_server import MotoServer
 
@@ -137,7 +137,7 @@ def test_what_is_missing_or_another_is_sent_again(server, folder):
 
 
 def test_an_upload_that_is_killed_goes_on(server, folder):
-    command = [sys.executable, "-m", "hsgd.cli", "data", "upload", str(folder), URL]
+    command = [sys.executable, "-m", "hsgd", "data", "upload", str(folder), URL]
     process = subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.DEVNULL)
     server.wait_for("PUT", 3)
     process.kill()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import elastic_programs
-from hsgd.testing.cluster import Cluster
 from tiers import short_form
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+import torch
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout
 from hsgd.optim.gossip.pair_averaging import PairAverager
-from hsgd.testing.cluster import Cluster
 from pair_fault_programs import AVERAGES, total
 from pair_programs import average_at_random, complete, conserved
 from ranks import Ranks, Seat, meeting_point
 from tiers import short_form
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 

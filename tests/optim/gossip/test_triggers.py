@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from hsgd.optim import (
     Budget,
     FixedPeriod,
@@ -24,6 +23,7 @@ from hsgd.optim import (
 from hsgd.optim.gossip.gossip_turns import Turns
 from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.triggers.weight_drift import Change
+from torch import Tensor
 
 __all__: list[str] = []
 

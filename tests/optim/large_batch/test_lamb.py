@@ -7,10 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
+import torch
 from hsgd.optim import LAMB
+from torch import nn
 
 __all__: list[str] = []
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 
 import pytest
-import torch
-from torch import nn
 
+import torch
 from hsgd.optim import LARS, WarmupPolynomialLR
+from torch import nn
 
 __all__: list[str] = []
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 from torch.nn import functional
 
+import torch
 from hsgd import HsgdError
 from hsgd.config import Config
 from hsgd.optim import LARS, NotifiedTree
@@ -34,6 +33,7 @@ from hsgd.optim.notified_tree.tree_plan import (
 from hsgd.optim.notified_tree.tree_update import Updater
 from hsgd.torch.strategies.notified_tree_strategy import notified_tree
 from ranks import Ranks, Seat, meeting_point
+from torch import Tensor, nn
 
 __all__: list[str] = []
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from hsgd.testing.cluster import Cluster
+import torch
 from test_tree import serial
 from tiers import short_form
+from toolkit.cluster import Cluster
 from tree_programs import WITHIN_S
 
 __all__: list[str] = []

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import checkpoint
+
+import torch
+from torch import Tensor, nn
 
 __all__ = ["IDIOMS", "WRAP_THEMSELVES", "Net", "Script", "bits_of", "largest_difference"]
 

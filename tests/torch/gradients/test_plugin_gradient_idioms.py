@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gradient_idioms import IDIOMS
-from hsgd.testing.processes import run_marked
 from site_copy import BIN, installed_environ
+from toolkit.processes import run_marked
 
 __all__: list[str] = []
 

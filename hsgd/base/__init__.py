@@ -1,0 +1,3 @@
+"""What every wing needs: checks of arguments, the life of objects, facts of the build."""
+
+__all__: list[str] = []

@@ -1,0 +1,47 @@
+"""What the build wrote down about itself: compiler, flags, and the MPIs that the native libraries
+are linked with.
+
+Owns the reading of hsgd/_build.json, which setup.py writes. Never looks at the machine: what is
+found there now is for hsgd.tools.doctor.info to compare.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Build", "BuiltMpi", "read"]
+
+
+@dataclass(frozen=True)
+class BuiltMpi:
+    """An MPI whose headers the build read; hsgd runs over all MPIs of the same ABI."""
+
+    name: str = ""  # "Open MPI" or "MPICH"
+    version: str = ""
+    library_dir: str = ""  # "" where the linker knows, or this is a wheel for other machines
+
+    @property
+    def description(self) -> str:
+        return f"{self.name} {self.version}".rstrip()
+
+
+@dataclass(frozen=True)
+class Build:
+    """Facts of one build; empty where the build did not know, or is not there."""
+
+    compiler: str = ""
+    flags: str = ""
+    mpis: dict[str, BuiltMpi] = field(default_factory=dict)  # by ABI; see hsgd.base.mpi_abi
+
+
+def read() -> Build:
+    """Read the facts of the installed build; local."""
+    try:
+        text = (Path(__file__).parents[1] / "_build.json").read_text(encoding="utf-8")
+    except OSError:
+        return Build()
+    known = json.loads(text)
+    mpis = {abi: BuiltMpi(**facts) for abi, facts in known.get("mpis", {}).items()}
+    return Build(str(known.get("compiler", "")), str(known.get("flags", "")), mpis)

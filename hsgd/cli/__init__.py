@@ -1,5 +1,0 @@
-"""The `hsgd` command, also as `python -m hsgd`."""
-
-from hsgd.cli.commands import main, make_parser
-
-__all__ = ["main", "make_parser"]

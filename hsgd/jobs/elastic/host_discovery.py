@@ -1,0 +1,42 @@
+"""Which hosts an elastic job may use now: what the user's script prints.
+
+Owns the question. The lines, "node1:4", are those of a hostfile. Never starts anything on a host.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from hsgd.base.programs import answer_of
+from hsgd.errors import LaunchError
+from hsgd.jobs.launch.horovod_options import read_host_lines
+from hsgd.jobs.launch.mpirun import Host, parse_hosts
+
+__all__ = ["HostScript"]
+
+_LIMIT_S = 10.0
+
+
+class HostScript:
+    """A program that prints the hosts of now; asked once and again.
+
+    slots: of hosts for which it prints none.
+    """
+
+    def __init__(self, path: str, slots: int) -> None:
+        self._path, self._slots = path, slots
+
+    def ask(self) -> dict[str, Host]:
+        """Hosts by name; blocking. Raises LaunchError where it fails, or takes over 10 s."""
+        source = f"--host-discovery-script {self._path}"
+        try:
+            done = answer_of([self._path], _LIMIT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LaunchError(f"{source}: {error}") from None
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise LaunchError(f"{source} failed with exit code {done.returncode}: {reason}")
+        hosts = read_host_lines(done.stdout, source, self._slots)
+        if not hosts:
+            raise LaunchError(f"{source} printed no host")
+        return {host.name: host for host in parse_hosts(hosts, 1)}

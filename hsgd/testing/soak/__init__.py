@@ -1,8 +1,0 @@
-"""Soak tests: what a rank holds stays flat over millions of operations and hours of training.
-
-    python -m hsgd.testing.soak --quick
-
-See docs/internals/reliability.md.
-"""
-
-__all__: list[str] = []

@@ -1,0 +1,72 @@
+"""The ranks of other nodes, by `hsgd status --json` there, over ssh.
+
+Owns the words of ssh, and what counts as an answer. Asks all hosts at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hsgd.base.programs import answer_of
+from hsgd.errors import HsgdError
+from hsgd.tools.status.looking import Look, Row, rows_from, shown
+from hsgd.tools.status.report import FORM
+
+__all__ = ["ask", "host_names"]
+
+_LIMIT_S = 60.0
+_MOST_AT_ONCE = 32
+
+
+def host_names(text: str) -> list[str]:
+    """The hosts of a list as `hsgd run -H` takes it: node1,node2 or node1:4,node2:4; local.
+
+    Raises HsgdError where one has no name, or one that ssh would take for an option.
+    """
+    names = [word.partition(":")[0].strip() for word in text.split(",")]
+    if bad := [name for name in names if not name or name.startswith("-")]:
+        raise HsgdError(f'-H {text}: "{bad[0]}" is not a host; give names with commas: node1,node2')
+    return names
+
+
+def ask(hosts: Sequence[str], options: Sequence[str] = ()) -> Look:
+    """What all hosts say; blocking, up to a minute each, 32 at once. A host that does not answer is
+    a refusal.
+
+    options: of `hsgd status` there.
+    """
+    if not hosts:
+        return Look([], [])
+    with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE)) as pool:
+        looks = list(pool.map(lambda host: _ask_one(host, options), hosts))
+    rows = [row for look in looks for row in look.rows]
+    return Look(rows, [line for look in looks for line in look.refused])
+
+
+def _ask_one(host: str, options: Sequence[str]) -> Look:
+    command = [sys.executable, "-m", "hsgd", "status", "--json", *options]
+    words = ["ssh", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host]
+    try:
+        done = answer_of([*words, shlex.join(command)], _LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return Look([], [f"{host}: no answer within {_LIMIT_S:g} s"])
+    except OSError as error:
+        return Look([], [f"{host}: ssh does not start: {error.strerror}"])
+    try:
+        answer = json.loads(done.stdout)
+        if answer["hsgd_status"] != FORM:
+            return Look([], [f"{host}: its hsgd has another version; install the same everywhere"])
+        return Look(_rows(answer), [shown(f"{host}: {line}") for line in answer["refused"]])
+    except (ValueError, KeyError, TypeError):
+        lines = done.stderr.strip().splitlines() or [f"ssh: exit code {done.returncode}"]
+        return Look([], [shown(f"{host}: {lines[-1]}")])
+
+
+def _rows(answer: dict[str, Any]) -> list[Row]:
+    return [row for comm in answer["communicators"] for row in rows_from(comm["ranks"])]

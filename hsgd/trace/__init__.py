@@ -1,3 +1,0 @@
-"""What collectives and operations spent their time on: records, and timelines made of them."""
-
-__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Jobs with random faults (chaos), and jobs that run for hours (soak)."""
+
+__all__: list[str] = []

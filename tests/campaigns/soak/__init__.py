@@ -1,0 +1,8 @@
+"""Soak tests: what a rank holds stays flat over millions of operations and hours of training.
+
+    python -m campaigns.soak --quick
+
+See docs/internals/reliability.md.
+"""
+
+__all__: list[str] = []
