@@ -29,8 +29,8 @@ NEAR := not (chaos or torch or bench or suites or gpu)
 SHORT := not long and $(NEAR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHANGED := $(BIN)/python tests/changed.py
-CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*/*.cpp tests/native/*/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c benchmarks/native/simulation/*.cpp benchmarks/native/simulation/*.hpp tests/mpi_programs/*.[ch] tests/foreign/*.c tests/simcuda/*.hpp tests/simcuda/*/*.[ch]pp)
-SOURCES := setup.py pyproject.toml hsgd/launch_hook.py hsgd/jobs/launch/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
+CPP := $(shell find hsgd/csrc io/csrc tests benchmarks/native -name '*.[ch]' -o -name '*.[ch]pp')
+SOURCES := setup.py pyproject.toml hsgd/launch_hook.py hsgd/jobs/launch/mpi_compiler.py $(shell find hsgd/csrc io/csrc -type f)
 # The native libraries are built for the MPI of the environment and for the other one, which lies
 # here; MPICH also has the standard ABI.
 OTHER_MPI := $(if $(HSGD_MPI),$(if $(filter mpich,$(HSGD_MPI)),openmpi,mpich))
@@ -177,7 +177,7 @@ docs: $(VENV)/.dev ## the site, in build/site: pages, reference from the sources
 	$(BIN)/python setup.py --quiet build_py --build-lib build/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-worked-changes: $(VENV)/.dev ## build and test each patch of docs/internals/worked_changes, in a copy
+worked-changes: $(VENV)/.dev ## build and test the worked change of the pages, in a copy
 	$(BIN)/python tests/worked_changes.py
 
 notebooks: $(VENV)/.dev ## run the notebooks of docs/ and keep what they print

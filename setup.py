@@ -41,9 +41,11 @@ SUFFIX = os.environ.get("SETUPTOOLS_EXT_SUFFIX") or sysconfig.get_config_var("EX
 EXTENSION = f"_native{SUFFIX}"
 # The rooms of hsgd/csrc that each library is made of; docs/architecture.md says what is in them.
 CORE_ROOMS = (
-    *("base", "os", "topology", "kernels", "rendezvous", "node", "internode"),
-    *("status", "context", "collectives", "communicator", "box", "onesided", "tcp"),
-    *("tcp_transport", "tree", "capi", "device"),
+    *("core/base", "core/os", "core/topology", "core/kernels", "core/status"),
+    *("node/rendezvous", "node/segments", "network/transport", "network/rounds"),
+    *("network/tcp_common", "network/tcp_messages", "network/tcp_window"),
+    *("collectives/context", "collectives/kinds", "collectives/queue"),
+    *("onesided/box", "onesided/window", "onesided/tree", "bindings/c", "device"),
 )
 SIMULATION = Path("benchmarks/native/simulation")
 SIMGRID_MPI = "/usr/include/smpi"
@@ -52,9 +54,9 @@ SIMULATED = (
     *("PMPI_Testsome", "PMPI_Isend", "sched_yield", "nanosleep", "syscall"),
     "_ZNSt6chrono3_V212steady_clock3nowEv",
 )
-MPI_ROOMS = ("mpi", "mpi_setup")
+MPI_ROOMS = ("network/mpi", "bindings/mpi_communicators")
 WITHOUT_MPI, SEVERAL_MPIS = "HSGD_BUILD_WITHOUT_MPI", "HSGD_BUILD_MPIS"
-BINDING_ROOMS = ("arrays", "binding")
+BINDING_ROOMS = ("bindings/arrays", "bindings/python")
 TORCH_TARGET = "0x020a000000000000"  # 2.10: the oldest torch whose C functions suffice
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
@@ -305,13 +307,13 @@ def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
         Library(name, sources_of(*MPI_ROOMS), needs=(core,), **common),
         Library(
             f"libhsgd_pmpi_{mpi.abi}.so",
-            sources_of("interposer"),
+            sources_of("bindings/mpi_interposer"),
             needs=(name, core),
             **common,
         ),
         Library(
             f"libhsgd_preload_{mpi.abi}.so",
-            sources_of("preload"),
+            sources_of("bindings/mpi_preload"),
             compile_flags=(*mpi.compile_flags, "-fno-exceptions", "-fno-rtti"),
             link_flags=("-Wl,--no-undefined", "-Wl,-z,nodelete", "-Wl,--as-needed", "-ldl"),
         ),
@@ -337,7 +339,7 @@ def operators_libraries() -> list[Library]:
     return [
         Library(
             "libhsgd_operators.so",
-            sources_of("operators"),
+            sources_of("bindings/torch_operators"),
             compile_flags=("-isystem", str(torch / "include"), target),
             # torch is loaded before this library: no run-time path to it
             link_flags=("-L", str(torch / "lib"), "-ltorch_cpu"),
@@ -484,7 +486,7 @@ class BuildSimulation(NativeCommand):
             sys.exit(f"hsgd: error: no {SIMGRID_MPI}/mpi.h; install SimGrid (libsimgrid-dev)")
         flags = ("-isystem", SIMGRID_MPI)
         wrapped = tuple(f"-Wl,--wrap={name}" for name in SIMULATED)
-        parts = (Library("simulation-mpi", sources_of("mpi"), flags), core_library())
+        parts = (Library("simulation-mpi", sources_of("network/mpi"), flags), core_library())
         linked = ("-lsimgrid", *wrapped)
         program = Library("simulate", sources_in(SIMULATION), flags, linked, parts=parts)
         Builder(ROOT / "build" / "simulation").build([program])
@@ -497,8 +499,8 @@ def has_points(source: Path) -> bool:
 
 
 class BuildFaultPoints(NativeCommand):
-    """The core, its MPI part and the binding with the points of csrc/base/fault_points.hpp and the
-    counts of csrc/base/first_count.hpp, for tests; installs nothing.
+    """The core, its MPI part and the binding for tests, with the points of fault_points.hpp and the
+    counts of first_count.hpp, both in csrc/core/base; installs nothing.
     """
 
     description = "build the core with fault points into build/fault-points, for tests"

@@ -1,6 +1,6 @@
 """Configuration: every HSGD_* variable is one documented field of Config.
 
-The only reader of HSGD_* variables in Python; csrc/base/options.cpp reads the same names for
+The only reader of HSGD_* variables in Python; csrc/core/base/options.cpp reads the same names for
 programs without Python, and a test holds the two together. Never decides anything: the values are
 taken as they are or refused.
 """

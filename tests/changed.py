@@ -104,19 +104,19 @@ def native_programs(files: Sequence[Path]) -> list[str]:
 
 def _rooms(files: Sequence[Path]) -> set[str]:
     """Folders of hsgd/csrc."""
-    return {path.relative_to(CSRC).parts[0] for path in files if CSRC in path.parents}
+    return {path.parent.name for path in files if CSRC in path.parents}
 
 
 def _included(path: Path) -> set[str]:
     """Folders of the headers that a native test includes, its own headers, and what these include.
-    The C interface stands for capi, which implements it.
+    The C interface stands for bindings/c, which implements it.
     """
     found: set[str] = set()
     for name in re.findall(r'#include "([^"]+)"', path.read_text()):
         if (NATIVE / name).is_file():
             found |= {Path(name).stem, *_included(NATIVE / name)}
         else:
-            found.add("capi" if name == "hsgd_core.h" else name.partition("/")[0])
+            found.add("c" if name == "hsgd_core.h" else Path(name).parent.name)
     return found
 
 

@@ -24,7 +24,8 @@ __all__ = [
 ]
 
 OPEN_MPI, MPICH, STANDARD = "openmpi", "mpich", "mpiabi"
-# By DT_SONAME, the name by which programs ask for the library; preload/engine.cpp has the same.
+# By DT_SONAME, the name by which programs ask for the library; bindings/mpi_preload/engine.cpp has
+# the same.
 ABIS = {"libmpi.so.40": OPEN_MPI, "libmpi.so.12": MPICH, "libmpi_abi.so.1": STANDARD}
 _TITLES = {
     OPEN_MPI: "Open MPI 4 and 5",

@@ -126,7 +126,7 @@ def test_an_empty_environment_gives_the_same_defaults_everywhere() -> None:
 
 
 def test_the_core_reads_exactly_the_variables_that_have_a_field() -> None:
-    source = (ROOT / "hsgd/csrc/base/options.cpp").read_text()
+    source = (ROOT / "hsgd/csrc/core/base/options.cpp").read_text()
     assert set(re.findall(r'"(HSGD_\w+)"', source)) == set(SHARED.values())
 
 

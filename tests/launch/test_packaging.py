@@ -217,7 +217,7 @@ def test_a_library_of_mpi_3_is_enough_to_load(kind: str, abi: str) -> None:
 
 
 def test_the_preloaded_library_knows_the_same_mpis() -> None:
-    code = (ROOT / "hsgd/csrc/preload/engine.cpp").read_text()
+    code = (ROOT / "hsgd/csrc/bindings/mpi_preload/engine.cpp").read_text()
     found = re.findall(r'\{"(\w+)", "(libmpi\S*)"\}', code)
     assert {soname: abi for abi, soname in found} == mpi_abi.ABIS
 

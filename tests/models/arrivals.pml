@@ -1,4 +1,4 @@
-/* How ranks of a node know that all have come (hsgd/csrc/node/combining_tree.hpp) under weak memory.
+/* How ranks of a node know that all have come (hsgd/csrc/node/segments/combining_tree.hpp) under weak memory.
  *
  * Each rank writes, counts itself (acq_rel), and the last one says so (release); who sees that
  * (acquire) reads what all wrote. Checked: it is there. Must fail: PLAIN_COUNT (counted without

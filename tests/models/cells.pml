@@ -1,4 +1,4 @@
-/* The cells of small collectives (hsgd/csrc/node/segment_layout.hpp, CellHeader) under weak memory.
+/* The cells of small collectives (hsgd/csrc/node/segments/segment_layout.hpp, CellHeader) under weak memory.
  *
  * Each rank writes its payload into a cell of its own, then the collective's number (release); all
  * wait for the numbers of all (acquire) and read the payloads. Cells are used in turns. Checked:

@@ -1,4 +1,4 @@
-/* A rank sleeps until a flag changes (hsgd/csrc/os/wait.hpp, Doorbell) under weak memory.
+/* A rank sleeps until a flag changes (hsgd/csrc/core/os/wait.hpp, Doorbell) under weak memory.
  *
  * Who sleeps counts itself (asleep), then looks at the flag once more, and sleeps while nobody has
  * rung since. Who changes the flag looks at asleep, and rings where it is not zero. Checked: nobody

@@ -1,4 +1,4 @@
-/* The pipeline of a large allreduce on one node (hsgd/csrc/collectives/chunk_pipeline.cpp and
+/* The pipeline of a large allreduce on one node (hsgd/csrc/collectives/kinds/chunk_pipeline.cpp and
  * allreduce.cpp) under weak memory: the slice that rank 0 sums, of three ranks. Ranks 1 and 2 have an in
  * ring of SLOTS places each; rank 0 writes the sum over the input of rank 1, where both gather it.
  *

@@ -47,7 +47,7 @@ def test_a_page_leads_to_no_test_of_collectives(changed: ModuleType) -> None:
 
 
 def test_a_folder_of_the_core_leads_to_its_native_programs(changed: ModuleType) -> None:
-    programs = changed.native_programs([ROOT / "hsgd/csrc/tree/gradient_tree.cpp"])
+    programs = changed.native_programs([ROOT / "hsgd/csrc/onesided/tree/gradient_tree.cpp"])
     assert "test_gradient_tree" in programs and "test_reduce" not in programs
 
 
@@ -64,7 +64,7 @@ def test_the_nearest_tests_come_first(changed: ModuleType) -> None:
 
 @pytest.mark.long
 def test_after_the_budget_no_test_begins_and_the_summary_says_so(tmp_path: Path) -> None:
-    for name in ("conftest.py", "support"):
+    for name in ("conftest.py", "support", "toolkit"):
         (tmp_path / name).symlink_to(ROOT / "tests" / name)
     tests = (tmp_path / "test_both").with_suffix(".py")
     tests.write_text("def test_one(): pass\ndef test_two(): pass\n")

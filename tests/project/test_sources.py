@@ -24,7 +24,7 @@ MOST_FILES = 20  # sources in a folder
 MOST_LINES = 500  # of a file
 LONG_FILES = {
     "hsgd/comm/communicator.py",
-    "hsgd/csrc/tcp/rma.cpp",
+    "hsgd/csrc/network/tcp_window/rma.cpp",
     "hsgd/optim/gossip/pair_averaging.py",
     "hsgd/optim/notified_tree/notified_tree_optimizer.py",
     "io/format/dataset_index.py",

@@ -1,6 +1,5 @@
-"""The patches of docs/internals/worked_changes.md fit the sources, and the page tells of each file.
-
-Those that change only Python are also tried out here; `make worked-changes` builds the others.
+"""The patch of docs/internals/worked_changes.md fits the sources, and the page tells of each file.
+`make worked-changes` builds it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from worked_changes import PATCHES, ROOT, added_tests, changed_files, is_native, try_out
+from worked_changes import PATCHES, ROOT, added_tests, changed_files
 
 __all__: list[str] = []
 
@@ -45,8 +44,3 @@ def test_the_lines_that_the_page_quotes_are_in_a_patch() -> None:
     quoted = re.findall(r"^[+-].+$", PAGE, re.MULTILINE)
     lines = [line for line in quoted if not line.startswith("- ")]
     assert lines and [line for line in lines if line not in patches] == []
-
-
-@pytest.mark.parametrize("patch", [p for p in PATCHES if not is_native(p)], ids=named)
-def test_a_change_of_python_passes_its_own_tests(patch: Path, tmp_path: Path) -> None:
-    assert " passed" in try_out(patch, tmp_path)

@@ -37,7 +37,7 @@ def build() -> None:
 
 def named_in_sources() -> set[str]:
     """The names of all points, as the sources of the core spell them."""
-    sources = (path.read_text() for path in (ROOT / "hsgd" / "csrc").glob("*/*.cpp"))
+    sources = (path.read_text() for path in (ROOT / "hsgd" / "csrc").rglob("*.cpp"))
     return {
         name for text in sources for name in re.findall(r'HSGD_FAULT_POINT\("([^"]+)"\);', text)
     }

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
-#include "communicator/communicator.hpp"
-#include "mpi/transport.hpp"
+#include "collectives/queue/communicator.hpp"
+#include "core/base/error.hpp"
+#include "network/mpi/transport.hpp"
 
 namespace simulation {
 namespace {

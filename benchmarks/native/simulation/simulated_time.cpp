@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "os/shared_memory.hpp"
+#include "core/os/shared_memory.hpp"
 
 namespace simulation {
 namespace {

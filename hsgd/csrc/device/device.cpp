@@ -3,7 +3,7 @@
 
 #include <dlfcn.h>
 
-#include "base/error.hpp"
+#include "core/base/error.hpp"
 
 namespace hsgd {
 namespace {

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/os/wait.hpp"
 #include "hsgd_core.h"
-#include "os/wait.hpp"
 
 namespace hsgd {
 

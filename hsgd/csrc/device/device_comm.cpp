@@ -4,9 +4,9 @@
 #include <numeric>
 #include <utility>
 
-#include "base/dtypes.hpp"
-#include "base/error.hpp"
-#include "base/status.hpp"
+#include "core/base/dtypes.hpp"
+#include "core/base/error.hpp"
+#include "core/base/status.hpp"
 #include "device/nccl_path.hpp"
 
 namespace hsgd {

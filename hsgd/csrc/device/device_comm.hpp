@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "core/os/fork_guard.hpp"
 #include "device/device_call.hpp"
 #include "device/host_path.hpp"
 #include "device/nccl.hpp"
-#include "os/fork_guard.hpp"
 
 namespace hsgd {
 

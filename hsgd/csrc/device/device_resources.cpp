@@ -5,8 +5,8 @@
 
 #include <utility>
 
-#include "base/error.hpp"
-#include "base/first_count.hpp"
+#include "core/base/error.hpp"
+#include "core/base/first_count.hpp"
 
 namespace hsgd {
 namespace {

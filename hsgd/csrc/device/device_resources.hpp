@@ -12,8 +12,8 @@
 #include <mutex>
 #include <vector>
 
+#include "core/os/fork_guard.hpp"
 #include "device/device.hpp"
-#include "os/fork_guard.hpp"
 
 namespace hsgd {
 

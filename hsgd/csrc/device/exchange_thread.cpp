@@ -11,11 +11,11 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.hpp"
-#include "base/status.hpp"
-#include "capi/handles.hpp"
-#include "os/signal_mask.hpp"
-#include "os/wait.hpp"
+#include "bindings/c/handles.hpp"
+#include "core/base/error.hpp"
+#include "core/base/status.hpp"
+#include "core/os/signal_mask.hpp"
+#include "core/os/wait.hpp"
 
 namespace hsgd {
 namespace {

@@ -5,9 +5,9 @@
 #include <optional>
 #include <utility>
 
-#include "base/error.hpp"
-#include "base/first_count.hpp"
-#include "os/wait.hpp"
+#include "core/base/error.hpp"
+#include "core/base/first_count.hpp"
+#include "core/os/wait.hpp"
 
 namespace hsgd {
 namespace {

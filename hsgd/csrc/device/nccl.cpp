@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
-#include "base/error.hpp"
-#include "os/signal_mask.hpp"
-#include "os/wait.hpp"
+#include "core/base/error.hpp"
+#include "core/os/signal_mask.hpp"
+#include "core/os/wait.hpp"
 
 namespace hsgd {
 namespace {

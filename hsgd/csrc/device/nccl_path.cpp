@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
-#include "capi/handles.hpp"
-#include "os/wait.hpp"
+#include "bindings/c/handles.hpp"
+#include "core/base/error.hpp"
+#include "core/os/wait.hpp"
 
 namespace hsgd {
 namespace {

@@ -25,7 +25,7 @@ __all__ = ["LARS", "suits_the_kernel"]
 # addresses of weight, gradient and buffer, number of elements, and what is known of the weights
 _Row = tuple[int, int, int, int, float, int]
 _Found = tuple[float, int]  # the square of the weights, and what a few of them add up to
-_NORMS = ("gradient", "decayed", "update")  # LarsNorm of csrc/kernels/lars.hpp
+_NORMS = ("gradient", "decayed", "update")  # LarsNorm of csrc/core/kernels/lars.hpp
 _PLAIN = (Tensor, torch.nn.Parameter)
 _ADAPT = ("always", "decayed", "never")
 

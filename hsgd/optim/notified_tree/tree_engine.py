@@ -2,8 +2,8 @@
 
 Owns the thread on leaders, what it is told of the layers, and what becomes of its errors; other
 ranks of a node need no thread, because their leader reads and writes their segments. Never touches
-the model, and does none of the work: hsgd/csrc/tree/gradient_tree.hpp does, without the GIL, and
-says why flow control needs no acknowledgements.
+the model, and does none of the work: hsgd/csrc/onesided/tree/gradient_tree.hpp does, without the
+GIL, and says why flow control needs no acknowledgements.
 """
 
 from __future__ import annotations

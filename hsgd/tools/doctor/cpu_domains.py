@@ -1,7 +1,7 @@
 """Sockets, NUMA nodes and last-level caches of this node, and which of them hold this process.
 
 Owns the reading of /sys for a report. Never binds anything, and decides nothing: the core reads the
-same files (hsgd/csrc/topology/cpu_topology.cpp).
+same files (hsgd/csrc/core/topology/cpu_topology.cpp).
 """
 
 from __future__ import annotations

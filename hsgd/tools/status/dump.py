@@ -3,9 +3,9 @@ table of `hsgd status` on stderr. Where HSGD_DUMP_DIR asks for files: these, too
 a collective has lost a rank.
 
 Owns when that is done, and by whom: once in a process, and by one rank of the node, the first for
-which the collective failed, as the core knows. The binding calls it for each such error
-(hsgd/csrc/binding/errors.cpp). Never raises, never changes the error, and never holds it up for
-more than a third of a second, nor the end of the process for more than five.
+which the collective failed, as the core knows. It is one of hsgd.errors.observers, which see each
+such error. Never raises, never changes the error, and never holds it up for more than a third of a
+second, nor the end of the process for more than five.
 """
 
 from __future__ import annotations

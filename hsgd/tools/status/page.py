@@ -1,7 +1,7 @@
 """The status pages of processes: where they are found, and what lies in them.
 
-Owns the layout that hsgd/csrc/status/status_record.hpp has, and its version. Reads only, and only
-processes of this user. Never judges what a rank says of itself.
+Owns the layout that hsgd/csrc/core/status/status_record.hpp has, and its version. Reads only, and
+only processes of this user. Never judges what a rank says of itself.
 """
 
 from __future__ import annotations

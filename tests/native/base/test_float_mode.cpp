@@ -3,11 +3,11 @@
 #include <cstring>
 #include <vector>
 
-#include "base/float_mode.hpp"
-#include "kernels/elastic_kernels.hpp"
-#include "kernels/lars.hpp"
-#include "kernels/reduce.hpp"
-#include "kernels/weight_drift.hpp"
+#include "core/base/float_mode.hpp"
+#include "core/kernels/elastic_kernels.hpp"
+#include "core/kernels/lars.hpp"
+#include "core/kernels/reduce.hpp"
+#include "core/kernels/weight_drift.hpp"
 #include "support/check.hpp"
 
 namespace {

@@ -1,7 +1,7 @@
 // Who leads between nodes.
 #include <vector>
 
-#include "context/place.hpp"
+#include "collectives/context/place.hpp"
 #include "support/check.hpp"
 
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "context/allreduce_plan.hpp"
-#include "context/links.hpp"
+#include "collectives/context/allreduce_plan.hpp"
+#include "collectives/context/links.hpp"
 #include "support/check.hpp"
 
 namespace {

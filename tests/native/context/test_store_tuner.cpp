@@ -1,5 +1,5 @@
 // Which kind of store is taken: learnt from costs alone, so it is tested with made-up ones.
-#include "context/store_tuner.hpp"
+#include "collectives/context/store_tuner.hpp"
 #include "support/check.hpp"
 
 namespace {

@@ -1,5 +1,5 @@
 // Which sizes are chosen from times: made-up ones, of machines that are simple enough to know.
-#include "context/tuning.hpp"
+#include "collectives/context/tuning.hpp"
 #include "support/check.hpp"
 
 namespace {

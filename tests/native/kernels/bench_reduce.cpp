@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/reduce.hpp"
+#include "core/kernels/reduce.hpp"
 
 using hsgd::Store;
 

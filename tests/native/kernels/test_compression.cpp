@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/compression.hpp"
+#include "core/kernels/compression.hpp"
 #include "support/check.hpp"
 
 namespace {

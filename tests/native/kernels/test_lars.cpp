@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/lars.hpp"
+#include "core/kernels/lars.hpp"
 #include "support/check.hpp"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/reduce.hpp"
+#include "core/kernels/reduce.hpp"
 #include "support/check.hpp"
 
 using hsgd::Isa;

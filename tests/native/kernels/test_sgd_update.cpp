@@ -1,9 +1,9 @@
 // Updates without the program: as the kernel's own, and only where everything was told.
 #include <vector>
 
-#include "base/error.hpp"
-#include "kernels/lars.hpp"
-#include "kernels/sgd_update.hpp"
+#include "core/base/error.hpp"
+#include "core/kernels/lars.hpp"
+#include "core/kernels/sgd_update.hpp"
 #include "support/check.hpp"
 
 namespace {

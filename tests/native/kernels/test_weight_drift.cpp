@@ -2,7 +2,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/weight_drift.hpp"
+#include "core/kernels/weight_drift.hpp"
 #include "support/check.hpp"
 
 namespace {

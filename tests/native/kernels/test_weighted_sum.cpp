@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/weighted_sum.hpp"
+#include "core/kernels/weighted_sum.hpp"
 #include "support/check.hpp"
 
 TEST("words count with their signs, and the sum wraps") {

@@ -2,9 +2,9 @@
 #include <array>
 #include <climits>
 
-#include "os/cgroup.hpp"
-#include "os/cpu_budget.hpp"
-#include "os/shared_memory.hpp"
+#include "core/os/cgroup.hpp"
+#include "core/os/cpu_budget.hpp"
+#include "core/os/shared_memory.hpp"
 #include "support/check.hpp"
 #include "support/fake_root.hpp"
 

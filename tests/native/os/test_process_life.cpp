@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "os/process_life.hpp"
-#include "os/wait.hpp"
+#include "core/os/process_life.hpp"
+#include "core/os/wait.hpp"
 #include "support/check.hpp"
 #include "support/kernel.hpp"
 

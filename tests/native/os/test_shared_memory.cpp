@@ -6,7 +6,7 @@
 
 #include <fstream>
 
-#include "os/shared_memory.hpp"
+#include "core/os/shared_memory.hpp"
 #include "support/kernel.hpp"
 #include "support/ranks.hpp"
 

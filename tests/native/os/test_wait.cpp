@@ -1,8 +1,8 @@
 // Waiting: no wake-up is lost, waits end by progress or by their watch, deadlines pass.
 #include <new>
 
-#include "os/cpu_budget.hpp"
-#include "os/wait.hpp"
+#include "core/os/cpu_budget.hpp"
+#include "core/os/wait.hpp"
 #include "support/ranks.hpp"
 
 namespace {

@@ -9,10 +9,10 @@
 #include <optional>
 #include <thread>
 
-#include "rendezvous/bootstrap.hpp"
-#include "rendezvous/listener.hpp"
-#include "rendezvous/secret.hpp"
-#include "rendezvous/unix_socket.hpp"
+#include "node/rendezvous/bootstrap.hpp"
+#include "node/rendezvous/listener.hpp"
+#include "node/rendezvous/secret.hpp"
+#include "node/rendezvous/unix_socket.hpp"
 #include "support/ranks.hpp"
 
 namespace {

@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "status/status_note.hpp"
-#include "status/status_page.hpp"
+#include "core/status/status_note.hpp"
+#include "core/status/status_page.hpp"
 #include "support/check.hpp"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "communicator/communicator.hpp"
+#include "collectives/queue/communicator.hpp"
 #include "support/ranks.hpp"
 #include "support/transport_inproc.hpp"
 

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "internode/messages.hpp"
-#include "internode/reduction.hpp"
-#include "internode/round_schedule.hpp"
+#include "network/rounds/reduction.hpp"
+#include "network/rounds/round_schedule.hpp"
+#include "network/transport/messages.hpp"
 #include "support/ranks.hpp"
 #include "support/transport_inproc.hpp"
 

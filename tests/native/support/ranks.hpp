@@ -20,14 +20,14 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.hpp"
+#include "core/base/error.hpp"
+#include "core/kernels/reduce.hpp"
+#include "core/os/cpu_budget.hpp"
+#include "core/os/shared_memory.hpp"
+#include "core/topology/cpu_topology.hpp"
 #include "hsgd_core.h"
-#include "internode/round_schedule.hpp"
-#include "kernels/reduce.hpp"
-#include "os/cpu_budget.hpp"
-#include "os/shared_memory.hpp"
+#include "network/rounds/round_schedule.hpp"
 #include "support/check.hpp"
-#include "topology/cpu_topology.hpp"
 
 #if defined(__SANITIZE_THREAD__)
 namespace hsgd {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
+#include "core/base/error.hpp"
 
 namespace hsgd {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "internode/transport.hpp"
+#include "network/transport/transport.hpp"
 
 namespace hsgd {
 

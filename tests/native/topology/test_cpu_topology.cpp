@@ -2,10 +2,10 @@
 // of other machines.
 #include <vector>
 
-#include "os/cpu_budget.hpp"
+#include "core/os/cpu_budget.hpp"
+#include "core/topology/cpu_topology.hpp"
 #include "support/check.hpp"
 #include "support/fake_root.hpp"
-#include "topology/cpu_topology.hpp"
 
 using hsgd::CpuPlace;
 

@@ -1,11 +1,11 @@
 // Near which NUMA nodes adapters lie, in trees of files that look like those of other machines.
 #include <vector>
 
-#include "os/cpu_budget.hpp"
+#include "core/os/cpu_budget.hpp"
+#include "core/topology/cpu_topology.hpp"
+#include "core/topology/nic_locality.hpp"
 #include "support/check.hpp"
 #include "support/fake_root.hpp"
-#include "topology/cpu_topology.hpp"
-#include "topology/nic_locality.hpp"
 
 namespace {
 

@@ -7,10 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "onesided/ordered_rma.hpp"
+#include "network/transport/ordered_rma.hpp"
+#include "onesided/tree/gradient_tree.hpp"
 #include "support/check.hpp"
 #include "support/cluster.hpp"
-#include "tree/gradient_tree.hpp"
 
 namespace {
 

@@ -1,0 +1,42 @@
+// How many calls of each collective the interposer took and how many it passed on.
+//
+// Owns the counts and the line that reports them. Never calls MPI.
+#ifndef HSGD_BINDINGS_MPI_INTERPOSER_COUNTERS_HPP_
+#define HSGD_BINDINGS_MPI_INTERPOSER_COUNTERS_HPP_
+
+#include <cstdint>
+#include <string>
+
+#include "hsgd_core.h"
+
+namespace hsgd::pmpi {
+
+enum class Collective : uint8_t {
+  kAllreduce,
+  kBcast,
+  kBarrier,
+  kAllgather,
+  kAllgatherv,
+  kReduceScatter,
+  kReduceScatterBlock,
+  kCount
+};
+
+struct Counts {
+  uint64_t taken_calls, taken_bytes, passed_calls, passed_bytes;
+};
+
+const char* name_of(Collective collective);
+void count_taken(Collective collective, uint64_t bytes);
+// A call that MPI makes, whether it succeeds or not. `bytes`: 0 where nobody looked at them.
+void count_passed(Collective collective, uint64_t bytes);
+Counts counts_of(Collective collective);
+Counts counts_of_all();
+
+// "hsgd: rank 0: MPI_Allreduce: 3 calls with 1.200 MB took the two-level path, ...\n"; `sum` is
+// what the core counted for the calls that were taken.
+std::string report_line(int rank, const hsgd_counters& sum);
+
+}  // namespace hsgd::pmpi
+
+#endif  // HSGD_BINDINGS_MPI_INTERPOSER_COUNTERS_HPP_

@@ -1,0 +1,108 @@
+// The candidates, and which one is taken.
+#include "collectives/context/tuning.hpp"
+
+#include <algorithm>
+
+#include "node/segments/segment_layout.hpp"
+
+namespace hsgd {
+namespace {
+
+// Another choice than the default must win by this much: noise shall not decide.
+constexpr double kClearly = 0.95;
+
+void set_oneshot_bytes(Tuning* tuning, size_t bytes) {
+  tuning->allreduce_bytes = bytes;
+  tuning->oneshot_bytes = std::max(bytes, tuning->oneshot_bytes);
+}
+
+struct OneshotRange {
+  size_t least;
+  size_t most;
+};
+
+// Of an allreduce, by what it reads. Where each rank reads all inputs, one step was faster than two
+// up to some 16 KiB of them together with 8 to 16 ranks on as many cores, as fast up to 64 KiB with
+// 4 (docs/internals/scale.md), faster with 2 (docs/performance.md). A moment of noise, in which two
+// steps are slow, shall not cost more for the rest of the communicator's life than twice the time.
+// With `combines` one rank reads for all: that shall not take longer than two steps in which all
+// work; the upper bound is a guess there.
+OneshotRange oneshot_range(int ranks, bool combines) {
+  const size_t least_read = combines ? 64 << 10 : 16 << 10;
+  const auto share = [&](size_t bytes) {
+    return bytes / static_cast<size_t>(ranks) / kLine * kLine;
+  };
+  return {std::clamp(share(least_read), kLine, Tuning().oneshot_bytes),
+          std::min(share(4 * least_read), Tuning::kMostOneshotBytes)};
+}
+
+// The first of `tunings` is the default.
+Tuning best_of(size_t bytes, const std::vector<Tuning>& tunings, const MeasureTunings& measure) {
+  if (tunings.size() == 1) return tunings[0];
+  const std::vector<double> seconds = measure(bytes, tunings);
+  const auto best = std::min_element(seconds.begin(), seconds.end());
+  const bool wins = *best < kClearly * seconds[0];
+  return wins ? tunings[static_cast<size_t>(best - seconds.begin())] : tunings[0];
+}
+
+}  // namespace
+
+Tuning Tuning::of(const hsgd_options& options, size_t oneshot_bytes, size_t chunk_bytes) {
+  const auto given = [](int64_t option, size_t otherwise) {
+    return option >= 0 ? static_cast<size_t>(option) : otherwise;
+  };
+  Tuning tuning;
+  tuning.oneshot_bytes = given(options.oneshot_bytes, oneshot_bytes);
+  tuning.allreduce_bytes = tuning.oneshot_bytes;
+  tuning.chunk_bytes = given(options.chunk_bytes, chunk_bytes);
+  if (options.nontemporal == 1) tuning.store = Store::kNonTemporal;
+  return tuning;
+}
+
+Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, bool combines,
+                     const MeasureTunings& measure) {
+  constexpr size_t kLargeBytes = 512 << 10;
+  // That a rank which takes turns with others reads sooner than it gets its turn twice: with 3 to
+  // 64 ranks on 2 cores one step was faster up to here.
+  constexpr size_t kReadBytes = 1 << 20;
+  constexpr size_t kLeastChunkBytes = 32 << 10;
+  const size_t chunk_bytes = shares_cores ? Tuning().chunk_bytes : Tuning::most_chunk_bytes(ranks);
+  Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes, chunk_bytes);
+  if (shares_cores) {  // caches are not shared out the way that the rest assumes
+    if (options.oneshot_bytes < 0) {
+      set_oneshot_bytes(&tuning, std::clamp(kReadBytes / static_cast<size_t>(ranks),
+                                            tuning.oneshot_bytes, Tuning::kMostOneshotBytes));
+    }
+    return tuning;
+  }
+  const OneshotRange range = oneshot_range(ranks, combines);
+  if (options.oneshot_bytes < 0) tuning.allreduce_bytes = range.least;
+  if (options.oneshot_bytes < 0 && combines) tuning.oneshot_bytes = range.least;
+  std::vector<Tuning> candidates{tuning};
+  if (options.nontemporal == 2) {
+    candidates.push_back(tuning);
+    candidates.back().store = Store::kNonTemporal;
+  }
+  tuning = best_of(kLargeBytes, candidates, measure);
+  candidates = {tuning};
+  for (size_t bytes = tuning.chunk_bytes / 2; bytes >= kLeastChunkBytes; bytes /= 2) {
+    if (options.chunk_bytes >= 0) break;
+    candidates.push_back(tuning);
+    candidates.back().chunk_bytes = bytes;
+  }
+  tuning = best_of(kLargeBytes, candidates, measure);
+  if (options.oneshot_bytes >= 0) return tuning;
+  // Sizes grow until two steps that each move less beat one that moves all.
+  Tuning two_steps = tuning;
+  two_steps.allreduce_bytes = 0;
+  Tuning one_step = tuning;
+  one_step.allreduce_bytes = Tuning::kMostOneshotBytes;
+  for (size_t bytes = 2 * range.least; bytes <= range.most; bytes *= 2) {
+    const std::vector<double> seconds = measure(bytes, {two_steps, one_step});
+    if (seconds[1] >= seconds[0]) break;
+    set_oneshot_bytes(&tuning, bytes);
+  }
+  return tuning;
+}
+
+}  // namespace hsgd

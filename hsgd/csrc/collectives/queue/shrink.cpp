@@ -1,0 +1,42 @@
+// Communicator::shrink(): a new communicator of the ranks that are left.
+//
+// Owns what the new one takes over from the old. The agreement on who is left is
+// node/segments/survivors.hpp's.
+#include <algorithm>
+
+#include "collectives/queue/communicator.hpp"
+#include "core/base/error.hpp"
+#include "node/segments/survivors.hpp"
+
+namespace hsgd {
+
+std::unique_ptr<Communicator> Communicator::shrink(double timeout_s) {
+  check_mine();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!context_.one_node()) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("shrink: the ranks span %d nodes, and shrink() works within one node only; "
+                     "shrink the MPI communicator (MPIX_Comm_shrink; mpi4py: world.Shrink()) and "
+                     "make a new communicator over it",
+                     context_.place().node_count));
+  }
+  if (!broken_) {
+    const int rank = context_.place().rank;
+    give_up(Error(HSGD_ERR_PEER_LOST, rank, text("rank %d called shrink()", rank)),
+            context_.sequence() + 1);
+  }
+  std::unique_ptr<Communicator> shrunk;
+  Regroup(context_.local(), timeout_s, options().interrupted).run([&](const Regroup::Round& round) {
+    shrunk.reset();
+    const auto me =
+        std::find(round.members.begin(), round.members.end(), context_.place().local_rank);
+    Place place;
+    place.rank = place.local_rank = static_cast<int>(me - round.members.begin());
+    place.size = place.local_size = static_cast<int>(round.members.size());
+    shrunk = std::make_unique<Communicator>(round.path, nullptr, std::move(place), nullptr,
+                                            options(), round.watch);
+  });
+  return shrunk;
+}
+
+}  // namespace hsgd

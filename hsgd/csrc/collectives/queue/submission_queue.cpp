@@ -1,0 +1,182 @@
+// The queue of submitted collectives, its thread, and waiting for a request.
+#include "collectives/queue/submission_queue.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <optional>
+#include <system_error>
+
+#include "core/base/error.hpp"
+#include "core/base/first_count.hpp"
+#include "core/base/status.hpp"
+#include "core/os/signal_mask.hpp"
+
+namespace hsgd {
+namespace {
+
+// How often a waiting thread asks whether it was interrupted.
+constexpr int64_t kAskNs = 20'000'000;
+
+std::vector<uint64_t> copied(const uint64_t* values, int size) {
+  if (values == nullptr) return {};
+  return std::vector<uint64_t>(values, values + size);
+}
+
+}  // namespace
+
+Request::Request(const hsgd_call& call, int size)
+    : call_(call),
+      counts_(copied(call.counts, size)),
+      receive_counts_(copied(call.receive_counts, size)) {
+  if (call.counts != nullptr) call_.counts = counts_.data();
+  if (call.receive_counts != nullptr) call_.receive_counts = receive_counts_.data();
+  if (call.label == nullptr) return;
+  label_ = *call.label;
+  call_.label = &label_;
+  if (label_.name != nullptr) {
+    name_ = label_.name;
+    label_.name = name_.c_str();
+  }
+  if (label_.shape != nullptr) {
+    shape_.assign(label_.shape, label_.shape + label_.ndim);
+    shape_.reserve(1);  // a shape of no extents is still a shape
+    label_.shape = shape_.data();
+  }
+}
+
+Submissions::Submissions(Communicator& communicator, Execute execute)
+    : communicator_(&communicator),
+      execute_(execute),
+      submitted_count_(first_count()),
+      finished_count_(first_count()) {}
+
+std::shared_ptr<Request> Submissions::submit(const hsgd_call& call) {
+  communicator_->check_background();
+  auto request = std::make_shared<Request>(call, communicator_->topology().size);
+  const Lock lock(mutex_);
+  if (!thread_.joinable()) start_thread();
+  queue_.push_back(request);
+  ++submitted_count_;
+  open_.fetch_add(1, std::memory_order_release);
+  if (!executing_) work_.notify_one();
+  return request;
+}
+
+void Submissions::start_thread() {
+  const SignalsBlocked blocked;  // the thread inherits it
+  try {
+    thread_ = std::thread([this] { work(); });
+  } catch (const std::system_error& error) {
+    throw Error(HSGD_ERR_SYSTEM, -1,
+                text("the thread for asynchronous collectives cannot be started: %s; raise the "
+                     "limit of processes (ulimit -u, pids.max of the cgroup)",
+                     error.code().message().c_str()));
+  }
+  communicator_->set_background_thread(thread_.get_id());
+  ::pthread_setname_np(thread_.native_handle(), "hsgd-progress");
+}
+
+void Submissions::work() {
+  Lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [&] { return communicator_ == nullptr || (!executing_ && !queue_.empty()); });
+    if (communicator_ == nullptr) return;
+    execute_next(lock);
+  }
+}
+
+// Executes what is next, outside of the lock.
+hsgd_status Submissions::execute_next(Lock& lock) {
+  const std::shared_ptr<Request> request = std::move(queue_.front());
+  queue_.pop_front();
+  executing_ = true;
+  Communicator& communicator = *communicator_;
+  lock.unlock();
+  const int status = guarded(&request->outcome(), [&] { execute_(communicator, request->call()); });
+  lock.lock();
+  executing_ = false;
+  request->finish();
+  ++finished_count_;
+  open_.fetch_sub(1, std::memory_order_release);
+  finished_.notify_all();
+  if (!queue_.empty()) work_.notify_one();
+  return static_cast<hsgd_status>(status);
+}
+
+// Asks the program, which may run anything: outside of the lock.
+bool Submissions::take_interrupt(Lock& lock) const {
+  const auto interrupted = communicator_->options().interrupted;
+  if (interrupted == nullptr) return false;
+  lock.unlock();
+  const bool answer = interrupted() != 0;
+  lock.lock();
+  return answer;
+}
+
+template <class Finished>
+Submissions::Waited Submissions::wait_until(Lock& lock, double timeout_s, Finished&& finished) {
+  std::optional<Deadline> deadline;
+  if (timeout_s >= 0) deadline.emplace(std::min(timeout_s, 1e9));
+  bool interrupted = false;
+  while (!finished()) {
+    if (!deadline && !executing_ && !queue_.empty()) {
+      interrupted |= execute_next(lock) == HSGD_ERR_INTERRUPTED;
+      continue;
+    }
+    if (deadline && deadline->passed() && !interrupted) return Waited::kTimeout;
+    const int64_t left_ns = deadline && !interrupted ? deadline->remaining_ns() : kAskNs;
+    finished_.wait_for(lock, std::chrono::nanoseconds(std::clamp<int64_t>(left_ns, 0, kAskNs)));
+    if (finished()) break;
+    // Asked again and again: somebody else's interrupted wait may end in between and take it back.
+    if (!interrupted) interrupted = take_interrupt(lock);
+    if (interrupted && communicator_ != nullptr) communicator_->stop_waiting(true);
+  }
+  if (!interrupted) return Waited::kDone;
+  if (communicator_ != nullptr) communicator_->stop_waiting(false);
+  return Waited::kInterrupted;
+}
+
+void Submissions::drain() {
+  if (!is_mine()) return;  // the communicator says so better
+  Lock lock(mutex_);
+  const uint64_t last = submitted_count_;
+  if (wait_until(lock, -1, [&] { return finished_count_ >= last; }) == Waited::kInterrupted)
+    throw Error(HSGD_ERR_INTERRUPTED, -1,
+                "the wait for earlier asynchronous calls was interrupted");
+}
+
+int Submissions::wait(const Request& request, double timeout_s, hsgd_error* err) {
+  Waited waited = Waited::kDone;
+  if (!request.done()) {
+    if (!is_mine()) {
+      return report(err, HSGD_ERR_CLOSED, -1,
+                    "this request belongs to another process, of which this one is a forked child");
+    }
+    Lock lock(mutex_);
+    waited = wait_until(lock, timeout_s, [&] { return request.done(); });
+  }
+  if (waited == Waited::kTimeout) {
+    return report(
+        err, HSGD_ERR_PENDING, -1,
+        text("not finished within %g s; it is still running, wait for it again", timeout_s)
+            .c_str());
+  }
+  if (waited == Waited::kInterrupted)
+    return report(err, HSGD_ERR_INTERRUPTED, -1, "the wait was interrupted");
+  const hsgd_error& outcome = request.outcome();
+  if (err != nullptr && outcome.code == HSGD_ERR_SIGNATURE)
+    std::copy_n(outcome.sides, 2, err->sides);
+  return report(err, static_cast<hsgd_status>(outcome.code), outcome.rank, outcome.message);
+}
+
+void Submissions::close() {
+  Lock lock(mutex_);
+  wait_until(lock, -1, [&] { return finished_count_ == submitted_count_; });
+  communicator_ = nullptr;
+  work_.notify_all();
+  lock.unlock();
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace hsgd

@@ -1,0 +1,112 @@
+// Collectives that are submitted now and executed later, in the order of submission.
+//
+// Owns the queue of one communicator, the thread that works it off (started by the first
+// submission, asleep while there is nothing to do), and of each request copies of its label and
+// counts and its outcome. Who waits without a time limit lends a hand: it executes what is next
+// itself where the thread has not begun. Never touches a caller's buffers once a request is done,
+// never calls hsgd_options.interrupted in its own thread, and does nothing in a forked child.
+#ifndef HSGD_COLLECTIVES_QUEUE_SUBMISSION_QUEUE_HPP_
+#define HSGD_COLLECTIVES_QUEUE_SUBMISSION_QUEUE_HPP_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collectives/queue/communicator.hpp"
+#include "core/os/fork_guard.hpp"
+#include "hsgd_core.h"
+
+namespace hsgd {
+
+// One submitted collective.
+class Request {
+ public:
+  // Copies what `call` points to, but for the buffers. `size`: ranks, the length of counts.
+  Request(const hsgd_call& call, int size);
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
+
+  const hsgd_call& call() const { return call_; }
+  // Partner: finish(). Who sees true sees the outcome, and the result in the caller's buffer.
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  void finish() { done_.store(true, std::memory_order_release); }
+  // Written by who executes, before finish(); read by others once it is done.
+  hsgd_error& outcome() { return outcome_; }
+  const hsgd_error& outcome() const { return outcome_; }
+
+ private:
+  hsgd_call call_;
+  hsgd_label label_{};
+  std::string name_;
+  std::vector<int64_t> shape_;
+  std::vector<uint64_t> counts_;
+  std::vector<uint64_t> receive_counts_;
+  hsgd_error outcome_;
+  std::atomic<bool> done_{false};
+};
+
+class Submissions {
+ public:
+  using Execute = void (*)(Communicator&, const hsgd_call&);  // blocks; throws Error
+
+  // The communicator must live until close() has returned.
+  Submissions(Communicator& communicator, Execute execute);
+  Submissions(const Submissions&) = delete;
+  Submissions& operator=(const Submissions&) = delete;
+
+  // Never blocks. Throws where the communicator cannot be used by another thread.
+  std::shared_ptr<Request> submit(const hsgd_call& call);
+  // Every blocking collective begins with this, which costs it one load where nothing is open: it
+  // returns when all that was submitted before is done, however it ended. Partner: execute_next().
+  void keep_order() {
+    if (open_.load(std::memory_order_acquire) != 0) drain();
+  }
+  // Waits for one request and returns its outcome; HSGD_ERR_PENDING after `timeout_s`, if that is
+  // not negative. An interrupted wait breaks the communicator, as an interrupted collective does.
+  int wait(const Request& request, double timeout_s, hsgd_error* err);
+  // Finishes what is open and ends the thread.
+  void close();
+  bool is_mine() const { return owner_.is_this_process(); }
+
+ private:
+  enum class Waited { kDone, kTimeout, kInterrupted };
+  using Lock = std::unique_lock<std::mutex>;
+
+  void drain();
+  void start_thread();
+  void work();
+  hsgd_status execute_next(Lock& lock);
+  template <class Finished>
+  Waited wait_until(Lock& lock, double timeout_s, Finished&& finished);
+  bool take_interrupt(Lock& lock) const;
+
+  Owner owner_;
+  std::atomic<uint64_t> open_{0};
+
+  std::mutex mutex_;                  // guards everything below
+  std::condition_variable work_;      // the thread waits: something to execute, or the end
+  std::condition_variable finished_;  // others wait: a request is done
+  Communicator* communicator_;        // nullptr once closed
+  Execute execute_;
+  std::deque<std::shared_ptr<Request>> queue_;
+  bool executing_ = false;  // somebody executes; one at a time, in order
+  uint64_t submitted_count_;
+  uint64_t finished_count_;
+  std::thread thread_;
+};
+
+}  // namespace hsgd
+
+// What a caller of the C interface holds. Outlives the communicator if it must.
+struct hsgd_request {
+  std::shared_ptr<hsgd::Submissions> submissions;
+  std::shared_ptr<hsgd::Request> request;
+};
+
+#endif  // HSGD_COLLECTIVES_QUEUE_SUBMISSION_QUEUE_HPP_

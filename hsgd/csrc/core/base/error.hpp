@@ -1,0 +1,101 @@
+// Errors of the core. Owns the exception type that carries a status code, the rank it is about and
+// one line for the user. Never aborts, except for broken invariants (HSGD_CHECK), which are bugs of
+// hsgd and not of its caller.
+#ifndef HSGD_CORE_BASE_ERROR_HPP_
+#define HSGD_CORE_BASE_ERROR_HPP_
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "hsgd_core.h"
+
+namespace hsgd {
+
+class HSGD_API Error : public std::exception {
+ public:
+  Error(hsgd_status code, int rank, std::string message)
+      : code_(code), rank_(rank), message_(std::move(message)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+  hsgd_status code() const { return code_; }
+  int rank() const { return rank_; }
+
+ private:
+  hsgd_status code_;
+  int rank_;  // world rank, or -1
+  std::string message_;
+};
+
+// HSGD_ERR_SIGNATURE: two ranks called what does not fit together.
+class HSGD_API MismatchError final : public Error {
+ public:
+  MismatchError(int rank, std::string message, const hsgd_side& one, const hsgd_side& other)
+      : Error(HSGD_ERR_SIGNATURE, rank, std::move(message)), sides_{one, other} {}
+  const hsgd_side (&sides() const)[2] { return sides_; }
+
+ private:
+  hsgd_side sides_[2];
+};
+
+__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+  char buffer[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(buffer, sizeof buffer, format, arguments);
+  va_end(arguments);
+  return buffer;
+}
+
+// Words that another process wrote, which may be anything: at most `most` bytes, on one line.
+inline std::string foreign_words(const char* bytes, size_t most) {
+  std::string words(bytes, ::strnlen(bytes, most));
+  for (char& letter : words) {
+    if (static_cast<unsigned char>(letter) < ' ' || letter == '\x7f') letter = ' ';
+  }
+  return words;
+}
+
+// What others are told of an error of `rank`: who was interrupted is lost to them.
+inline Error for_others(const Error& error, int rank) {
+  if (error.code() != HSGD_ERR_INTERRUPTED) return error;
+  const std::string what = error.what();
+  const bool says_who = what.find("rank ") != std::string::npos;
+  return Error(HSGD_ERR_PEER_LOST, rank, says_who ? what : what + text(" (rank %d)", rank));
+}
+
+// What `step` returns. Where it throws, `give_up` is told why before that goes on: what is no
+// Error, most likely a lack of memory, is one of `rank`.
+template <class Step, class GiveUp>
+auto or_give_up(int rank, Step&& step, GiveUp&& give_up) {
+  try {
+    return step();
+  } catch (const Error& error) {
+    give_up(error);
+    throw;
+  } catch (const std::exception& error) {
+    give_up(Error(HSGD_ERR_SYSTEM, rank, error.what()));
+    throw;
+  }
+}
+
+[[noreturn]] inline void fail_system(const char* what) {
+  const int code = errno;
+  throw Error(HSGD_ERR_SYSTEM, -1, text("%s failed: %s", what, std::strerror(code)));
+}
+
+}  // namespace hsgd
+
+#define HSGD_CHECK(condition)                                                           \
+  do {                                                                                  \
+    if (!(condition)) {                                                                 \
+      std::fprintf(stderr, "hsgd: broken invariant at %s:%d: %s\n", __FILE__, __LINE__, \
+                   #condition);                                                         \
+      std::abort();                                                                     \
+    }                                                                                   \
+  } while (0)
+
+#endif  // HSGD_CORE_BASE_ERROR_HPP_

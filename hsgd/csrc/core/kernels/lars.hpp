@@ -1,0 +1,63 @@
+// One step of LARS on float32 tensors in host memory: norms and update, layer by layer.
+//
+// Owns trust ratios and how a step is divided among threads. Never allocates tensors, keeps state
+// or communicates. A layer of up to kPiece elements is still in the cache when it is updated;
+// larger ones are cut into pieces, and the norm of their weights is summed while they are updated,
+// for the next step. The result depends neither on the number of threads nor on the instruction
+// set: norms are summed in double over pieces of a fixed size, in order.
+//
+// Source of the formulas: You, Gitman, Ginsburg, arXiv:1708.03888, and the implementations that
+// hsgd/optim/large_batch/lars.py names.
+#ifndef HSGD_CORE_KERNELS_LARS_HPP_
+#define HSGD_CORE_KERNELS_LARS_HPP_
+
+#include <cstdint>
+
+#include "hsgd_core.h"
+
+namespace hsgd {
+
+// What the trust ratio of a step divides |weight| by.
+enum class LarsNorm {
+  kGradient = 0,  // |g| + weight_decay * |w| + eps
+  kDecayed = 1,   // |g + weight_decay * w| + eps
+  kUpdate = 2,    // |what momentum makes of it| + eps
+};
+
+// A form of LARS; see hsgd/optim/large_batch/lars.py.
+struct LarsRule {
+  double lr;
+  double momentum;
+  double weight_decay;
+  double trust_coefficient;
+  double eps;
+  bool adapt;  // false: the ratio is 1, without a look at the norms
+  LarsNorm norm_of;
+  bool lr_in_momentum;  // the buffer sums up lr * trust * g, not trust * g
+  bool clip;            // the ratio becomes min(ratio / lr, 1)
+  bool plain_at_zero;   // where a norm is 0: no decay either
+  bool nesterov;
+};
+
+// `count` float32 elements each, in the same order; buffer is nullptr without momentum. `square`
+// and `sample` are what the last step on these weights left there: |weight|^2, and what a few
+// elements add up to. 0: not known. A square that is no longer that of the weights is noticed, and
+// made up for but for rounding; 0 after any write to the weights keeps the bits as well.
+struct LarsTensor {
+  float* weight;
+  const float* gradient;
+  float* buffer;
+  uint64_t count;
+  double square;
+  uint64_t sample;
+};
+
+constexpr uint64_t kPiece = 64 * 1024;  // elements: two arrays of it fit in a second-level cache
+
+// Updates weights and buffers in place. Tensors overlap only as gradient and gradient. `threads`, 1
+// or more, includes the caller; fewer are used when there is little to do.
+HSGD_API void lars_step(LarsTensor* tensors, uint64_t count, const LarsRule& rule, int threads);
+
+}  // namespace hsgd
+
+#endif  // HSGD_CORE_KERNELS_LARS_HPP_

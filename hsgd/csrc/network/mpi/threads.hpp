@@ -1,0 +1,59 @@
+// Which threads may call MPI, and that they do so one at a time where it needs that.
+//
+// Owns the rule for MPI_THREAD_SERIALIZED and for less; under MPI_THREAD_MULTIPLE it costs nothing.
+// The calls of the program itself are the program's to order: between nodes a call of hsgd is one
+// of MPI's. Calls PMPI_* only.
+#ifndef HSGD_NETWORK_MPI_THREADS_HPP_
+#define HSGD_NETWORK_MPI_THREADS_HPP_
+
+#include <mutex>
+
+namespace hsgd {
+
+inline constexpr const char* kForeignThread =
+    "MPI was initialized for MPI_THREAD_FUNNELED or less, so only the thread that initialized it "
+    "may call it; call from there, or ask MPI_Init_thread for MPI_THREAD_MULTIPLE (mpi4py: "
+    "mpi4py.rc.thread_level = 'multiple' before the import of MPI)";
+
+// What MPI was initialized for, in this process: MPI_THREAD_SINGLE to MPI_THREAD_MULTIPLE.
+int thread_level();
+
+// Whether MPI may be called by the thread that initialized it only, and this is another one.
+bool is_foreign_thread();
+
+// While it lives, no other thread of hsgd's callers is in MPI, where MPI needs that: taken for
+// calls that return at once, and left by those who wait.
+class Turn {
+ public:
+  explicit Turn(bool needed);
+
+  // Runs `body` out of turn: it waits, or takes turns of its own.
+  template <class Body>
+  void leave_for(Body&& body) {
+    const bool held = lock_.owns_lock();
+    struct Back {
+      std::unique_lock<std::mutex>& lock;
+      bool held;
+      ~Back() {
+        if (held) lock.lock();
+      }
+    } back{lock_, held};
+    if (held) lock_.unlock();
+    body();
+  }
+
+  // Runs `body` in turn, from within leave_for().
+  template <class Body>
+  void take_for(Body&& body) {
+    if (lock_.mutex() == nullptr) return body();
+    const std::lock_guard<std::mutex> back(*lock_.mutex());
+    body();
+  }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_NETWORK_MPI_THREADS_HPP_

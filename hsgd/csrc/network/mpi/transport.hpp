@@ -1,0 +1,19 @@
+// Messages between leaders over MPI point-to-point. Calls PMPI_* only, so that an interposer never
+// sees them.
+#ifndef HSGD_NETWORK_MPI_TRANSPORT_HPP_
+#define HSGD_NETWORK_MPI_TRANSPORT_HPP_
+
+#include <memory>
+
+#include "network/mpi/leave_notices.hpp"
+#include "network/transport/transport.hpp"
+
+namespace hsgd {
+
+// Takes turns where MPI needs that. `is_foreign_thread`: as in Place; what such a thread closes is
+// closed without a word to the other nodes, because that would be a call of MPI.
+std::unique_ptr<Transport> make_mpi_transport(Line leaders, bool (*is_foreign_thread)());
+
+}  // namespace hsgd
+
+#endif  // HSGD_NETWORK_MPI_TRANSPORT_HPP_

@@ -1,0 +1,69 @@
+// What every node has goes to all.
+//
+// Owns the order of messages. In each round the nodes of a group send one another what they have
+// after earlier ones (recursive doubling, of any radix); with one round that is direct exchange. A
+// node sends and receives (N - 1) / N of the bytes, where all have the same. Never touches flags in
+// shared memory and never blocks.
+#ifndef HSGD_NETWORK_ROUNDS_SLICE_ALLGATHER_HPP_
+#define HSGD_NETWORK_ROUNDS_SLICE_ALLGATHER_HPP_
+
+#include <cstddef>
+#include <vector>
+
+#include "network/rounds/round_schedule.hpp"
+#include "network/transport/messages.hpp"
+
+namespace hsgd {
+
+class SliceAllgather final : public StepWindow, public RoundPayload {
+ public:
+  SliceAllgather(Transport& transport, const RoundSchedule& rounds, size_t slots,
+                 WireCounters& counters);
+  void start() { restart(); }
+  // The next step: this node's part of `data`, to which those of the others come. `begins`: where
+  // the part of each node begins, in bytes, and the end of all; parts lie without gaps in the order
+  // of RoundSchedule::nodes_by_leaf().
+  void begin(std::byte* data, std::vector<size_t> begins);
+  // A step may travel with the headers, in the rounds forwards: cores then send one another what
+  // all of earlier rounds had. `fits`: whether no message has more bytes than that.
+  RoundPayload* with_headers() override;
+  bool fits(const std::vector<size_t>& begins, size_t most_bytes) const;
+  size_t write(int round, int core, std::byte* out) override;
+  void merge(int round, const std::vector<Payload>& parts) override;
+
+ private:
+  enum class Kind { kTake, kSpread, kGive };
+  struct Stage {
+    Kind kind;
+    int round;
+  };
+  struct Slice {
+    explicit Slice(Transport& transport) : messages(transport) {}
+    std::byte* data = nullptr;
+    std::vector<size_t> begins;
+    bool has_all = false;  // on cores, from the headers
+    Messages messages;
+  };
+  bool advance(size_t slot, int& phase, bool is_first) override;
+  void post(Slice& slice, const Stage& stage);
+  void post_fold(Slice& slice, Kind kind);
+  size_t offset(const std::vector<size_t>& begins, int leaf) const;
+  // Calls handle(begin, end) for each part that `core` has before a round, where all go forwards.
+  template <class Handle>
+  void for_each_held(const std::vector<size_t>& begins, int round, int core, Handle&& handle) const;
+
+  const RoundSchedule& rounds_;
+  WireCounters& counters_;
+  const int node_;
+  const int partner_;
+  const int core_;  // of this node or its partner
+  std::vector<Stage> stages_;
+  std::vector<int> node_at_leaf_;
+  std::vector<Slice> slices_;
+  bool next_rides_ = false;
+  Slice* riding_ = nullptr;  // that travels with the headers
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_NETWORK_ROUNDS_SLICE_ALLGATHER_HPP_

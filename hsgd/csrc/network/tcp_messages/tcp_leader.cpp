@@ -1,0 +1,291 @@
+// Who connects to whom, and the words at the door.
+#include "network/tcp_messages/tcp_leader.hpp"
+
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <map>
+#include <utility>
+
+#include "core/base/error.hpp"
+#include "core/base/fault_points.hpp"
+#include "network/tcp_common/door.hpp"
+#include "network/tcp_common/socket.hpp"
+#include "network/tcp_messages/message_frames.hpp"
+#include "network/tcp_messages/transport.hpp"
+#include "node/rendezvous/bootstrap.hpp"
+#include "node/rendezvous/secret.hpp"
+
+namespace hsgd {
+namespace {
+
+// Who comes in says hello within so long. Leaders do at once; longer, because one may be stopped.
+constexpr int64_t kHelloNs = 10'000'000'000;
+// A connection that was shown out with the silent ones comes again so often.
+constexpr int kMostTries = 4;
+// Between two looks at the deadline.
+constexpr int kLookMs = 20;
+
+int checked(int result, const char* what) {
+  if (result < 0) fail_system(what);
+  return result;
+}
+
+bool no_more() { return errno == EAGAIN || errno == EWOULDBLOCK; }
+
+// The higher node of a pair connects: each leader to all before it.
+class Meeting {
+ public:
+  Meeting(std::vector<Fd> listeners, const TcpLeaders& leaders)
+      : leaders_(leaders),
+        nodes_(static_cast<int>(leaders.places.size())),
+        plan_(nodes_),
+        poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+        door_(std::move(listeners), poll_.get(), kHelloNs,
+              static_cast<size_t>(plan_.count()) * leaders.places.size()),
+        open_(static_cast<size_t>(nodes_)) {
+    for (auto& pair : open_) pair.resize(static_cast<size_t>(plan_.count()));
+    missing_ = static_cast<size_t>(nodes_ - 1) * static_cast<size_t>(plan_.count());
+  }
+
+  std::vector<std::vector<Fd>> meet(const Deadline& deadline) {
+    for (int node = 0; node < leaders_.node; ++node) {
+      for (int index = 0; index < plan_.count(); ++index) call({Fd(), node, index});
+    }
+    HSGD_FAULT_POINT("over TCP: connecting");
+    while (missing_ > 0) {
+      if (deadline.passed()) fail_late(deadline.timeout_s());
+      if (deadline.interrupted()) {
+        throw Error(HSGD_ERR_INTERRUPTED, -1,
+                    text("set-up between nodes: rank %d was interrupted", rank_of(leaders_.node)));
+      }
+      deadline.check_watch();
+      look();
+    }
+    return std::move(open_);
+  }
+
+ private:
+  // One that this leader makes: says hello, and waits for the answer.
+  struct Call {
+    Fd fd;
+    int node;
+    int index;
+    int tries = 1;
+    bool greeted = false;
+  };
+  // One that came in: its hello, as far as it is there.
+  struct Guest {
+    Fd fd;
+    LeaderHello hello{};
+    size_t got = 0;
+  };
+
+  int rank_of(int node) const { return leaders_.ranks[static_cast<size_t>(node)]; }
+  const SocketPlace& place_of(int node) const { return leaders_.places[static_cast<size_t>(node)]; }
+
+  // What cannot be followed ends with its descriptor, in the caller.
+  bool follow(int fd, uint32_t events) const {
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = fd;
+    return ::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+  }
+
+  void call(Call call) {
+    const SocketAddress address = reach(place_of(leaders_.node), place_of(call.node));
+    call.fd = new_tcp_socket(address.storage.ss_family);
+    call.greeted = false;
+    const int fd = call.fd.get();
+    set_tcp_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    if (::connect(fd, address.get(), address.bytes) != 0 && errno != EINPROGRESS) {
+      fail_unreachable(call.node, errno);
+    }
+    if (!follow(fd, EPOLLOUT | EPOLLIN | EPOLLET)) fail_system("epoll_ctl");
+    calls_.emplace(fd, std::move(call));
+  }
+
+  void look() {
+    std::array<epoll_event, 64> events{};
+    const int own_ms = door_.wait_ms(now_ns());
+    const int limit_ms = own_ms < 0 ? kLookMs : std::min(own_ms, kLookMs);
+    const int count =
+        ::epoll_wait(poll_.get(), events.data(), static_cast<int>(events.size()), limit_ms);
+    for (int i = 0; i < count; ++i) {
+      const int fd = events[static_cast<size_t>(i)].data.fd;
+      if (calls_.count(fd) != 0) {
+        go_on(fd);
+      } else if (guests_.count(fd) != 0) {
+        hear(fd);
+      }
+    }
+    for (const int fd : door_.overdue(now_ns())) hear_last(fd);
+    for (Fd fd = door_.accept(now_ns()); fd.valid(); fd = door_.accept(now_ns())) {
+      const int number = fd.get();
+      set_tcp_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
+      if (follow(number, EPOLLIN)) {
+        guests_.emplace(number, Guest{std::move(fd)});
+      } else {
+        door_.forget(number);
+      }
+    }
+  }
+
+  // --- connections of this leader's ---
+
+  void go_on(int fd) {
+    Call& call = calls_.at(fd);
+    int error = 0;
+    socklen_t size = sizeof error;
+    ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    // Nobody resets what was never connected.
+    if (error != 0 && error != ECONNRESET) fail_unreachable(call.node, error);
+    if (error == 0 && !call.greeted) {
+      const LeaderHello hello{place_of(call.node).token, kLeaderMagic, leaders_.node, call.index,
+                              plan_.count()};
+      // A new connection has room for it, or is none yet.
+      const ssize_t sent = ::send(fd, &hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent < 0 && (errno == EAGAIN || errno == ENOTCONN)) return;
+      call.greeted = sent == sizeof hello;
+      if (!call.greeted) return come_again(fd);
+    }
+    uint32_t answer = 0;
+    const ssize_t got = error != 0 ? 0 : ::recv(fd, &answer, sizeof answer, MSG_DONTWAIT);
+    if (got < 0 && no_more()) return;
+    if (got != sizeof answer || answer != kLeaderMagic) return come_again(fd);
+    keep(std::move(call.fd), call.node, call.index);
+    calls_.erase(fd);
+  }
+
+  void come_again(int fd) {
+    Call again = std::move(calls_.at(fd));
+    calls_.erase(fd);
+    if (++again.tries > kMostTries) {
+      throw Error(HSGD_ERR_PEER_LOST, rank_of(again.node),
+                  text("set-up between nodes: rank %d refused the connection of rank %d: it died, "
+                       "or it runs another version of hsgd",
+                       rank_of(again.node), rank_of(leaders_.node)));
+    }
+    call(std::move(again));
+  }
+
+  // --- connections of others ---
+
+  void hear_last(int fd) {
+    if (guests_.count(fd) == 0) return door_.forget(fd);
+    hear(fd);  // perhaps it said hello while this thread did not run
+    if (guests_.count(fd) != 0) show_out(fd);
+  }
+
+  void hear(int fd) {
+    Guest& guest = guests_.at(fd);
+    auto* into = reinterpret_cast<std::byte*>(&guest.hello) + guest.got;
+    const ssize_t got = ::recv(fd, into, sizeof guest.hello - guest.got, MSG_DONTWAIT);
+    if (got < 0 && (no_more() || errno == EINTR)) return;
+    if (got <= 0) return show_out(fd);
+    guest.got += static_cast<size_t>(got);
+    if (guest.got < sizeof guest.hello) return;
+    const uint32_t answer = kLeaderMagic;
+    if (!is_expected(guest.hello) ||
+        ::send(fd, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof answer) {
+      return show_out(fd);
+    }
+    const LeaderHello hello = guest.hello;
+    Fd kept = std::move(guest.fd);
+    show_out(fd);
+    keep(std::move(kept), hello.node, hello.connection);
+  }
+
+  // A leader whose connection broke before it saw the answer comes again: the later one counts.
+  bool is_expected(const LeaderHello& hello) const {
+    const SocketToken& token = place_of(leaders_.node).token;
+    return is_same_secret(hello.token.data(), token.data(), token.size()) &&
+           hello.magic == kLeaderMagic && hello.node > leaders_.node && hello.node < nodes_ &&
+           hello.connections == plan_.count() && hello.connection >= 0 &&
+           hello.connection < plan_.count();
+  }
+
+  void show_out(int fd) {
+    door_.forget(fd);
+    guests_.erase(fd);
+  }
+
+  void keep(Fd fd, int node, int index) {
+    ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, fd.get(), nullptr);
+    Fd& place = open_[static_cast<size_t>(node)][static_cast<size_t>(index)];
+    if (!place.valid()) --missing_;
+    place = Fd();
+    place = std::move(fd);
+  }
+
+  // --- failures ---
+
+  std::string where(int node) const {
+    const IpAddress address = reach(place_of(leaders_.node).addresses, place_of(node).addresses);
+    return text("%s, TCP port %d", words_of(address).c_str(),
+                ntohs(static_cast<in_port_t>(place_of(node).port)));
+  }
+
+  [[noreturn]] void fail_unreachable(int node, int error) const {
+    throw Error(HSGD_ERR_PEER_LOST, rank_of(node),
+                text("set-up between nodes: rank %d did not accept a connection at %s (%s): it "
+                     "died, or routing or a firewall blocks the connection; choose other "
+                     "interfaces with HSGD_INTERFACES",
+                     rank_of(node), where(node).c_str(), std::strerror(error)));
+  }
+
+  [[noreturn]] void fail_late(double timeout_s) const {
+    int node = 0;
+    const auto lacks = [](const Fd& fd) { return !fd.valid(); };
+    while (node == leaders_.node || std::none_of(open_[static_cast<size_t>(node)].begin(),
+                                                 open_[static_cast<size_t>(node)].end(), lacks)) {
+      ++node;
+    }
+    const std::string how = node < leaders_.node
+                                ? "did not accept a connection at " + where(node)
+                                : "did not connect to rank " +
+                                      std::to_string(rank_of(leaders_.node)) + " at its address";
+    throw Error(HSGD_ERR_TIMEOUT, rank_of(node),
+                text("set-up between nodes: rank %d %s within %g s: it hangs, or routing or a "
+                     "firewall blocks the connection; choose other interfaces with HSGD_INTERFACES",
+                     rank_of(node), how.c_str(), timeout_s));
+  }
+
+  const TcpLeaders& leaders_;
+  const int nodes_;
+  const ConnectionPlan plan_;
+  Fd poll_;
+  SocketDoor door_;
+  std::map<int, Call> calls_;    // by descriptor
+  std::map<int, Guest> guests_;  // the same
+  std::vector<std::vector<Fd>> open_;
+  size_t missing_ = 0;
+};
+
+}  // namespace
+
+TcpLeader::TcpLeader(const std::string& interfaces, int nodes) {
+  check_descriptors(static_cast<size_t>(ConnectionPlan(nodes).count()) *
+                    static_cast<size_t>(nodes - 1));
+  SocketListener listener(interfaces);
+  place_ = listener.place();
+  listeners_ = listener.listen();
+}
+
+void TcpLeader::connect(TcpLeaders leaders, const Deadline& deadline) {
+  HSGD_CHECK(!listeners_.empty());
+  leaders_ = std::move(leaders);
+  connections_ = Meeting(std::exchange(listeners_, {}), leaders_).meet(deadline);
+}
+
+std::unique_ptr<Transport> TcpLeader::make_transport(double timeout_s) {
+  HSGD_CHECK(connections_.size() == leaders_.ranks.size());
+  return make_tcp_transport(std::move(connections_), leaders_.ranks, leaders_.node, timeout_s);
+}
+
+}  // namespace hsgd

@@ -1,0 +1,548 @@
+// The connections, and the thread that serves them.
+#include "network/tcp_window/rma.hpp"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "core/base/error.hpp"
+#include "core/base/first_count.hpp"
+#include "core/os/sched_slice.hpp"
+#include "core/os/signal_mask.hpp"
+#include "core/os/wait.hpp"
+#include "network/tcp_common/door.hpp"
+#include "network/tcp_common/socket.hpp"
+#include "network/tcp_window/receiver.hpp"
+#include "network/tcp_window/sender.hpp"
+
+namespace hsgd {
+namespace {
+
+// Of what the kernel holds for one rank no more slices are not yet on their way: the rest waits
+// here, where what is needed first may still go first.
+constexpr uint64_t kNotSentSlices = 4;
+// Nor more bytes than these: enough for a call into the kernel per 256 KB, as it wakes at half, and
+// half a millisecond of 10 Gbit. A large slice then goes in several calls.
+constexpr uint64_t kMostNotSent = 512 << 10;
+// How long a rank that is closing waits for one that takes nothing, where that is forgiven.
+constexpr std::chrono::seconds kPatience{1};
+// How long bytes may lie at a connection that waits for more of them. Longer than 128 KB take at 1
+// Gbit, where they bring the thread's turn themselves.
+constexpr int kLateMs = 2;
+constexpr int64_t kLateNs = kLateMs * 1'000'000;
+// A rank that was stopped, or had no turn, before it could say hello is shown the door with those
+// who never say it, and comes again.
+constexpr int kMostTries = 4;
+
+int checked(int result, const char* what) {
+  if (result < 0) fail_system(what);
+  return result;
+}
+
+class SocketRma final : public Rma {
+ public:
+  SocketRma(SocketListener listener, std::vector<SocketPlace> places, int rank, void* base,
+            size_t bytes, const SocketSettings& settings)
+      : Rma(true),
+        places_(std::move(places)),
+        rank_(rank),
+        target_{static_cast<std::byte*>(base), bytes, places_[static_cast<size_t>(rank)].token,
+                static_cast<int64_t>(places_.size())},
+        settings_(settings),
+        poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+        wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+        door_(listener.listen(places_, who_connects()), poll_.get(),
+              static_cast<int64_t>(settings.hello_s * 1e9), places_.size()) {
+    set_descriptor(poll_.get());
+    follow(wake_.get(), EPOLLIN);
+  }
+  ~SocketRma() override {
+    stop();
+    for (const auto& [rank, peer] : peers_) part_with(peer.sender.fd());
+    for (const auto& [fd, receiver] : receivers_) part_with(fd);
+  }
+
+  void start(std::function<void()> arrived) override {
+    arrived_ = std::move(arrived);
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this] { serve(); });
+    ::pthread_setname_np(thread_.native_handle(), "hsgd-sockets");
+  }
+
+  // By the caller as far as there is room, then by the thread. Where that throws nothing more goes
+  // to the rank: some of the pieces may be on their way.
+  Ticket post(const std::vector<Piece>& pieces, const Notification& notification) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const std::optional<Error> why = failure_of(notification.target)) throw Error(*why);
+    try {
+      return post_all(pieces, notification);
+    } catch (...) {
+      part_with_peer(notification.target);
+      throw;
+    }
+  }
+  void drive() override {}  // the thread does
+  bool done(Ticket ticket) const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return open_.count(ticket) == 0;
+  }
+  bool lost(int rank) const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return lost_.count(rank) != 0;
+  }
+  std::optional<Error> failure(int rank) const override {
+    // Partner: give_up(). Says nothing about other data.
+    if (broken_.load(std::memory_order_acquire)) return why_broken_;
+    if (rank == kAll) return std::nullopt;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return failure_of(rank);
+  }
+  bool close(const Deadline& deadline) noexcept override {
+    finish_open(deadline);
+    stop();
+    return true;
+  }
+
+ private:
+  struct Peer {
+    SocketSender sender;
+    bool connected = false;
+    bool waits_for_room = true;  // until it is connected
+    int tries = 1;
+  };
+
+  std::vector<bool> who_connects() const {
+    if (!settings_.connect.empty()) return settings_.connect;
+    std::vector<bool> others(places_.size(), true);
+    others[static_cast<size_t>(rank_)] = false;
+    return others;
+  }
+
+  void follow(int fd, uint32_t events) const {
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = fd;
+    checked(::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+  }
+  void expect(int fd, uint32_t events) const {
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = fd;
+    // Fails for lack of memory only; what waits for room then goes with the next write.
+    ::epoll_ctl(poll_.get(), EPOLL_CTL_MOD, fd, &event);
+  }
+
+  // Before it is closed: children of fork may have the connection, too, which then would neither
+  // end nor leave the poll.
+  void part_with(int fd) const {
+    ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+    ::shutdown(fd, SHUT_RDWR);
+  }
+
+  // A rank that takes nothing is waited for until the deadline, or, where that is forgiven, only
+  // while something moves, of a large write, too.
+  void finish_open(const Deadline& deadline) noexcept {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto over = [&] { return open_.empty() || broken_.load(std::memory_order_acquire); };
+    for (uint64_t before = UINT64_MAX; !over() && !deadline.passed();) {
+      const uint64_t now = progress();
+      if (settings_.forgiving && now == before) return;
+      before = now;
+      const auto left = std::chrono::nanoseconds(std::max<int64_t>(deadline.remaining_ns(), 0));
+      const auto limit =
+          settings_.forgiving ? std::min<std::chrono::nanoseconds>(left, kPatience) : left;
+      all_done_.wait_for(lock, limit, over);
+    }
+  }
+
+  // With the mutex. Another number whenever something has moved, or a rank was lost.
+  uint64_t progress() const {
+    uint64_t sum = lost_.size();
+    for (const auto& [rank, peer] : peers_) sum += peer.sender.progress();
+    return sum;
+  }
+
+  void stop() noexcept {
+    if (!thread_.joinable()) return;
+    stopping_.store(true, std::memory_order_relaxed);
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+    thread_.join();
+  }
+
+  // --- sending ---
+
+  // With the mutex, as those that follow.
+  std::optional<Error> failure_of(int rank) const {
+    if (broken_.load(std::memory_order_acquire)) return why_broken_;
+    const auto found = failures_.find(rank);
+    return found == failures_.end() ? std::nullopt : std::optional<Error>(found->second);
+  }
+
+  Ticket post_all(const std::vector<Piece>& pieces, const Notification& notification) {
+    const int target = notification.target;
+    // nullptr: nobody is there, which is forgiven.
+    Peer* peer = settings_.forgiving && lost_.count(target) != 0 ? nullptr : peer_of(target);
+    const Ticket ticket = last_ticket_ + 1;
+    if (peer == nullptr) return finish({++last_ticket_}), ticket;
+    open_.insert(ticket);
+    try {
+      for (const Piece& piece : pieces) {
+        const SocketHeader header{piece.offset, piece.bytes, 0, 0};
+        if (piece.bytes == 0) continue;
+        peer->sender.add(notification.order,
+                         {header, static_cast<const std::byte*>(piece.data), ticket});
+      }
+      const SocketHeader header{notification.offset, 0, notification.version, 0};
+      peer->sender.add(notification.order, {header, nullptr, ticket});
+    } catch (...) {  // no memory
+      open_.erase(ticket);
+      throw;
+    }
+    ++last_ticket_;
+    if (peer->connected && !peer->waits_for_room) send(target, *peer);
+    return ticket;
+  }
+
+  // nullptr: it cannot be reached, which is forgiven.
+  Peer* peer_of(int target) {
+    const auto found = peers_.find(target);
+    if (found != peers_.end()) return &found->second;
+    Fd connection = begin_connection(target);
+    if (!connection.valid()) {
+      const Error why = unreachable(target, errno);
+      lost_.insert(target);
+      if (settings_.forgiving) return nullptr;
+      throw failures_.emplace(target, why).first->second;
+    }
+    const int fd = connection.get();
+    const SocketHello hello{places_[static_cast<size_t>(target)].token, rank_};
+    Peer peer{SocketSender(std::move(connection), hello, settings_.slice_bytes)};
+    target_of_fd_[fd] = target;
+    return &peers_.emplace(target, std::move(peer)).first->second;
+  }
+
+  // A socket in the poll that is being connected; invalid: errno says why not.
+  Fd begin_connection(int target) const {
+    const SocketAddress address = address_of(target);
+    Fd connection = new_tcp_socket(address.storage.ss_family);
+    const int fd = connection.get();
+    set_tcp_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_tcp_option(
+        fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
+        static_cast<int>(std::min(kNotSentSlices * settings_.slice_bytes, kMostNotSent)));
+    watch_host(fd, settings_.timeout_s, TcpEnd::kWrites);
+    const bool begun = ::connect(fd, address.get(), address.bytes) == 0 || errno == EINPROGRESS;
+    if (!begun) return Fd();
+    follow(fd, EPOLLOUT | EPOLLIN);
+    return connection;
+  }
+
+  const SocketPlace& place_of(int rank) const { return places_[static_cast<size_t>(rank)]; }
+  SocketAddress address_of(int target) const { return reach(place_of(rank_), place_of(target)); }
+
+  void finish(const std::vector<Ticket>& tickets) {
+    if (tickets.empty()) return;
+    for (const Ticket ticket : tickets) open_.erase(ticket);
+    tell_of_finished();
+  }
+
+  // Who sees the news takes the mutex and finds the tickets done.
+  void tell_of_finished() {
+    count_news();
+    if (open_.empty()) all_done_.notify_all();
+  }
+
+  // Whether somebody shall be woken for tickets.
+  bool heard(const std::vector<Ticket>& tickets) {
+    finish(tickets);
+    return !tickets.empty() && is_awaited();
+  }
+
+  // True when the rank is lost. That data is on its way is no news: its version follows.
+  bool send(int target, Peer& peer) {
+    const SocketSender::State state = peer.sender.send();
+    if (state == SocketSender::State::kLost) return end_peer(target, peer, std::strerror(errno));
+    const bool full = state == SocketSender::State::kNoRoom;
+    if (full != peer.waits_for_room) {
+      expect(peer.sender.fd(), full ? EPOLLOUT | EPOLLIN : EPOLLIN);
+    }
+    peer.waits_for_room = full;
+    return false;
+  }
+
+  static Error ended(int rank, const char* why) {
+    return Error(HSGD_ERR_PEER_LOST, rank,
+                 text("rank %d on another node died or closed its NotifiedWindow (%s)", rank, why));
+  }
+  // Before there was a connection, which a rank that is known to be lost has had.
+  Error unreachable(int rank, int error) const {
+    if (lost_.count(rank) != 0) return ended(rank, std::strerror(error));
+    const IpAddress address = reach(place_of(rank_).addresses, place_of(rank).addresses);
+    return Error(
+        HSGD_ERR_PEER_LOST, rank,
+        text("rank %d on another node did not accept a connection at %s, TCP port %d (%s): it died "
+             "or closed its NotifiedWindow, or routing or a firewall blocks the connection",
+             rank, words_of(address).c_str(), ntohs(static_cast<in_port_t>(place_of(rank).port)),
+             std::strerror(error)));
+  }
+
+  // Its connection ended. It may have been that of a rank that was shown the door before its hello
+  // came: nothing was written yet, and another connection takes its place. True when the rank is
+  // lost.
+  bool end_peer(int target, Peer& peer, const char* why) {
+    if (peer.sender.is_welcome() || peer.tries == kMostTries || !connect_again(target, &peer)) {
+      lose(target, ended(target, why));
+      return true;
+    }
+    return false;
+  }
+
+  bool connect_again(int target, Peer* peer) {
+    Fd connection = begin_connection(target);
+    if (!connection.valid()) return false;
+    const int before = peer->sender.fd();
+    target_of_fd_[connection.get()] = target;
+    target_of_fd_.erase(before);
+    part_with(before);
+    peer->sender.renew(std::move(connection));
+    peer->connected = false;
+    peer->waits_for_room = true;
+    ++peer->tries;
+    return true;
+  }
+
+  // A rank to which something is open is missed at once, others when somebody waits for them.
+  // What goes to other ranks goes on. Where that is forgiven, what is open counts as done.
+  void lose(int rank, const Error& why) {
+    lost_.insert(rank);
+    const auto found = peers_.find(rank);
+    if (found == peers_.end()) return;
+    bool open = false;
+    found->second.sender.for_each_open([&](Ticket) { open = true; });
+    if (open && !settings_.forgiving) failures_.emplace(rank, why);
+    part_with_peer(rank);  // failure() tells
+  }
+
+  // Allocates nothing.
+  void part_with_peer(int rank) noexcept {
+    const auto found = peers_.find(rank);
+    if (found == peers_.end()) return;
+    const SocketSender& sender = found->second.sender;
+    sender.for_each_open([&](Ticket ticket) { open_.erase(ticket); });
+    tell_of_finished();
+    target_of_fd_.erase(sender.fd());
+    part_with(sender.fd());
+    peers_.erase(found);
+  }
+
+  // --- the thread ---
+
+  void serve() noexcept {
+    try {
+      serve_until_stopped();
+    } catch (...) {  // no memory: nothing else is thrown
+      give_up();
+    }
+  }
+
+  // Without memory nothing can be promised any more: whoever calls is told, and the other ranks by
+  // the end of the connections. Allocates nothing.
+  void give_up() noexcept {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      broken_.store(true, std::memory_order_release);  // partner: failure()
+      for (const auto& [rank, peer] : peers_) ::shutdown(peer.sender.fd(), SHUT_RDWR);
+      count_news();
+      all_done_.notify_all();
+    }
+    for (const auto& [fd, receiver] : receivers_) ::shutdown(fd, SHUT_RDWR);
+    arrived_();
+  }
+
+  void serve_until_stopped() {
+    ask_for_short_turns();
+    std::array<epoll_event, 64> events{};
+    while (!stopping_.load(std::memory_order_relaxed)) {
+      const int limit = static_cast<int>(events.size());
+      const int count = ::epoll_wait(poll_.get(), events.data(), limit, limit_ms());
+      bool news = false;
+      bool knock = false;
+      for (int i = 0; i < count; ++i) {
+        const epoll_event& event = events[static_cast<size_t>(i)];
+        const int fd = event.data.fd;
+        if (fd == wake_.get()) continue;
+        if (door_.is_listener(fd)) {
+          knock = true;
+        } else if (receivers_.count(fd) != 0) {
+          news |= receive(fd);
+        } else {
+          news |= serve_peer(fd, event.events);
+        }
+      }
+      news |= receive_late();
+      news |= mind_the_door(knock);
+      if (news) arrived_();
+    }
+  }
+
+  int limit_ms() const { return waiting_.empty() ? door_.wait_ms(now_ns()) : kLateMs; }
+
+  // Lets in who waits, and shows those out who say nothing. True when a version came.
+  bool mind_the_door(bool knock) {
+    bool news = false;
+    for (const int fd : door_.overdue(now_ns())) {
+      news |= receive(fd);  // perhaps it said hello while this thread did not run
+      const auto found = receivers_.find(fd);
+      if (found != receivers_.end() && found->second.rank() < 0) end_receiver(fd);
+    }
+    if (!knock && !door_.is_pressed()) return news;
+    for (Fd fd = door_.accept(now_ns()); fd.valid(); fd = door_.accept(now_ns())) {
+      let_in(std::move(fd));
+    }
+    return news;
+  }
+
+  void let_in(Fd fd) {
+    const int number = fd.get();
+    // Confirmations are short, and those who drain() wait for them: not for the kernel's delayed
+    // acknowledgement of the one before.
+    set_tcp_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
+    watch_host(number, settings_.timeout_s, TcpEnd::kReads);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = number;
+    if (::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, number, &event) != 0) return door_.forget(number);
+    receivers_.emplace(number, SocketReceiver(std::move(fd), target_));
+  }
+
+  // True when the ticket of a version is done and awaited, or the connection ended.
+  bool serve_peer(int fd, uint32_t events) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = target_of_fd_.find(fd);
+    if (found == target_of_fd_.end()) return false;
+    const int target = found->second;
+    int error = 0;
+    socklen_t size = sizeof error;
+    ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    Peer& peer = peers_.at(target);
+    if (error != 0) {
+      // Nobody resets what was never connected; and before a second connection there was a first.
+      const bool was_there = peer.connected || error == ECONNRESET || peer.tries > 1;
+      if (was_there) return end_peer(target, peer, std::strerror(error));
+      return lose(target, unreachable(target, error)), true;
+    }
+    bool news = false;
+    bool may_send = (events & EPOLLOUT) != 0;
+    peer.connected |= may_send;
+    if ((events & (EPOLLIN | EPOLLHUP)) != 0) {
+      const bool was_welcome = peer.sender.is_welcome();
+      std::vector<Ticket> done;
+      const bool alive = peer.sender.hear(&done);
+      news = heard(done);
+      if (!alive) return end_peer(target, peer, "the connection was closed");
+      may_send |= peer.sender.is_welcome() != was_welcome;
+    }
+    if (may_send) news |= send(target, peer);
+    return news;
+  }
+
+  // Connections whose bytes are too few to be ready, or more than the kernel holds.
+  bool receive_late() {
+    if (waiting_.empty()) return false;
+    bool news = false;
+    const int64_t now = now_ns();
+    for (auto next = waiting_.begin(); next != waiting_.end();) {
+      const auto [fd, since_ns] = *next++;  // it may go
+      if (now - since_ns >= kLateNs) news |= receive(fd, true);
+    }
+    return news;
+  }
+
+  // True when a version came, or the connection of a rank ended.
+  bool receive(int fd, bool late = false) {
+    SocketReceiver& receiver = receivers_.at(fd);
+    const uint64_t before = receiver.stored();
+    const bool silent = receiver.rank() < 0;
+    if (!(late ? receiver.receive_late() : receiver.receive())) return end_receiver(fd);
+    if (silent && receiver.rank() >= 0) door_.forget(fd);
+    if (receiver.waits()) {
+      waiting_[fd] = now_ns();
+    } else {
+      waiting_.erase(fd);
+    }
+    return receiver.stored() != before;
+  }
+
+  // True when it was a rank's.
+  bool end_receiver(int fd) {
+    const int rank = receivers_.at(fd).rank();
+    if (rank >= 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      lost_.insert(rank);
+    }
+    waiting_.erase(fd);
+    door_.forget(fd);
+    part_with(fd);
+    receivers_.erase(fd);
+    return rank >= 0;
+  }
+
+  const std::vector<SocketPlace> places_;
+  const int rank_;
+  const SocketReceiver::Target target_;
+  const SocketSettings settings_;
+  Fd poll_;
+  Fd wake_;
+  SocketDoor door_;  // of the thread alone
+  std::function<void()> arrived_;
+  std::thread thread_;
+  std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
+  std::atomic<bool> broken_{false};
+  const Error why_broken_{HSGD_ERR_MEMORY, -1,
+                          "NotifiedWindow: out of memory in the thread that serves TCP "
+                          "connections; close the NotifiedWindow and make a new one"};
+
+  std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
+  std::map<int, int64_t> waiting_;  // those that wait for several bytes, since when; the same
+
+  mutable std::mutex mutex_;
+  std::map<int, Peer> peers_;  // by rank
+  std::map<int, int> target_of_fd_;
+  std::set<Ticket> open_;
+  std::condition_variable all_done_;
+  std::set<int> lost_;
+  std::map<int, Error> failures_;  // by rank
+  Ticket last_ticket_ = first_count();
+};
+
+}  // namespace
+
+std::unique_ptr<Rma> make_socket_rma(SocketListener listener, std::vector<SocketPlace> places,
+                                     int rank, void* base, size_t bytes,
+                                     const SocketSettings& settings) {
+  return std::make_unique<SocketRma>(std::move(listener), std::move(places), rank, base, bytes,
+                                     settings);
+}
+
+}  // namespace hsgd

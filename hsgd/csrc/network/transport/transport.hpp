@@ -1,0 +1,106 @@
+// Messages between the leaders of nodes: what two-level collectives need from a network, and no
+// more.
+//
+// Owns the interface. Implementations: network/mpi/transport.cpp (PMPI_* only),
+// network/tcp_messages/transport.cpp (sockets) and tests/native/support/transport_inproc.cpp
+// (threads of one process). Never interprets the bytes. Nothing here blocks.
+#ifndef HSGD_NETWORK_TRANSPORT_TRANSPORT_HPP_
+#define HSGD_NETWORK_TRANSPORT_TRANSPORT_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/os/wait.hpp"
+#include "hsgd_core.h"
+
+namespace hsgd {
+
+// Messages of one channel between two nodes arrive in the order of sending.
+enum class Channel : uint8_t {
+  kHeader = 1,
+  kScatter = 2,
+  kGather = 3,
+  kBroadcast = 4,
+  kExchange = 5
+};
+
+// From which collective on a node takes part no more, and why. Fixed width, because it travels
+// between nodes.
+struct Parting {
+  static constexpr uint64_t kNever = UINT64_MAX;
+  enum How : int32_t { kGaveUp = 0, kClosed = 1, kTimedOut = 2 };
+
+  Parting() = default;
+  Parting(uint64_t first_missed, int about, How parts, const std::string& why)
+      : sequence(first_missed), rank(about), how(parts) {
+    why.copy(line, std::min(why.size(), sizeof line - 1));
+  }
+
+  uint64_t sequence = kNever;  // the first collective without this node
+  int32_t rank = -1;           // the world rank that the line is about, or -1
+  int32_t how = kGaveUp;       // or that rank closed its communicator; or it waited in vain
+  char line[496] = {};
+};
+static_assert(sizeof(Parting) == 512, "the same on all nodes");
+
+// When a message was asked for, among all of a transport, and from or to which node.
+struct MessageOrder {
+  uint64_t number = 0;  // from 1
+  int node = -1;
+  bool receives = false;
+};
+
+// The answer of awaited_node(), from slots that have an `order` and know whether they are
+// `complete`.
+template <class Slots>
+int awaited_among(const Slots& slots) {
+  MessageOrder first;
+  for (const auto& slot : slots) {
+    if (slot.order.number == 0 || slot.complete) continue;
+    const bool is_sooner = slot.order.receives == first.receives ? slot.order.number < first.number
+                                                                 : slot.order.receives;
+    if (first.number == 0 || is_sooner) first = slot.order;
+  }
+  return first.node;
+}
+
+class HSGD_API Transport {
+ public:
+  using Ticket = uint32_t;
+
+  virtual ~Transport() = default;
+  virtual int node_rank() const = 0;
+  virtual int node_count() const = 0;
+  // The epoll descriptor that all connections belong to; -1: there is none. A child of fork closes
+  // what it watches there: as long as it had the connections, peers would not learn that the parent
+  // has died.
+  virtual int descriptor() const { return -1; }
+
+  // The buffer belongs to the transport until done() has said true.
+  virtual Ticket send(int node, Channel channel, const void* data, size_t bytes) = 0;
+  virtual Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) = 0;
+  // Drives progress. Says true once per ticket, which is then free for others.
+  virtual bool done(Ticket ticket) = 0;
+
+  // The node whose message has been waited for the longest; where none is, the one that has left a
+  // message untaken for the longest; -1: none has.
+  virtual int awaited_node() const = 0;
+
+  // The world rank that speaks for a node here; -1: not known.
+  virtual int leader_of(int /*node*/) const { return -1; }
+
+  // Tells the other nodes, as far as they can be reached. Only the first call counts: a node parts
+  // once.
+  virtual void part(const Parting& parting) noexcept = 0;
+  // True once for each other node that has parted; `parting` then says what it told.
+  virtual bool heard(Parting* parting) = 0;
+  // Ends what is under way: cancels receives and waits for sends. False when buffers may still be
+  // in use.
+  virtual bool quiesce(const Deadline& deadline) noexcept = 0;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_NETWORK_TRANSPORT_TRANSPORT_HPP_

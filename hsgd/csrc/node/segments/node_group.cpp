@@ -1,0 +1,358 @@
+// Set-up of a node's segments, and the primitives of intra-node collectives.
+#include "node/segments/node_group.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <numeric>
+
+#include "core/base/error.hpp"
+#include "core/base/fault_points.hpp"
+#include "core/base/first_count.hpp"
+#include "core/os/process_life.hpp"
+#include "core/topology/cpu_topology.hpp"
+#include "node/rendezvous/secret.hpp"
+
+namespace hsgd {
+namespace {
+
+std::string host_name() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0) return "this node";
+  return name;
+}
+
+std::byte* payload_of(CellHeader& cell, size_t bytes) {
+  return bytes <= CellHeader::kInlineBytes ? cell.payload
+                                           : reinterpret_cast<std::byte*>(&cell) + kLine;
+}
+
+// Ranks that share cores do not spin: the one that they wait for may need theirs.
+WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
+  WaitPolicy policy = settings.wait;
+  if (policy.spin < 0) policy.spin = settings.size <= cores ? WaitPolicy{}.spin : 0;
+  policy.may_stay_awake = settings.size <= cores;
+  // As long as it takes until all that share a core have had their turn, and have copied something.
+  // Who yields takes no core from anybody, and to sleep and be woken costs more than a turn.
+  constexpr int64_t kLeastNs = 200'000;
+  constexpr int64_t kTurnNs = 8'000;
+  if (settings.size > cores) policy.yield_ns = std::max(kLeastNs, kTurnNs * settings.size / cores);
+  return policy;
+}
+
+// Spread over the memory of all NUMA nodes that have ranks.
+SharedSlots shared_slots(const LocalGroup::Settings& settings) {
+  if (!settings.one_out_ring || numa_nodes_with_cpus() == 1) return {};
+  const SegmentLayout& layout = settings.layout;
+  return {layout.out_slot(0), layout.out_bytes(), layout.slots()};
+}
+
+bool counts(const LocalGroup::Settings& settings) {
+  return settings.size > settings.flat_ranks && settings.layout.slots() <= LocalGroup::kMostSlots;
+}
+
+// Relaxed: nobody else has the memory yet.
+void begin_counts(Control* own) {
+  own->bell.rings.store(first_count_32(), std::memory_order_relaxed);
+  own->looks.store(first_count_32(), std::memory_order_relaxed);
+  own->claimed.store(first_count(), std::memory_order_relaxed);
+  own->finished.store(first_count(), std::memory_order_relaxed);
+  begin_counts(&own->tree, first_count());
+}
+
+void write_failure(Control& control, const Error& error, uint64_t first_missed) {
+  Failure& failure = control.failure;
+  if (failure.code.load(std::memory_order_relaxed) != 0) return;  // somebody may be reading it
+  failure.rank = error.rank();
+  failure.first_missed = first_missed;
+  std::strncpy(failure.message, error.what(), sizeof failure.message - 1);
+  failure.code.store(error.code(), std::memory_order_release);  // partner: check_peers()
+}
+
+}  // namespace
+
+LocalGroup::LocalGroup(const std::string& path, Listener* listener, const Settings& settings,
+                       const Deadline& deadline)
+    : settings_(settings),
+      node_name_(host_name()),
+      memory_(settings.rank, settings.size, settings.layout.bytes(true),
+              settings.layout.bytes(!settings.one_out_ring), shared_slots(settings)),
+      peers_(meet_peers(path, listener, deadline)),
+      cores_(cores_of_node()),
+      policy_(policy_for(settings, cores_)),
+      groups_(make_groups()),
+      tree_(make_tree()),
+      bells_(bells()),
+      waiter_(own_bell(), policy_),
+      claims_base_(first_count()) {}
+
+RankGroups LocalGroup::make_groups() const {
+  std::vector<CpuPlace> places;
+  for (int peer = 0; peer < size(); ++peer) places.push_back(control(peer).place);
+  RankGroups all{std::vector<int>(static_cast<size_t>(size()))};
+  std::iota(all[0].begin(), all[0].end(), 0);
+  if (!counts(settings_)) return all;
+  size_t root = 1;
+  while (root * root < places.size()) ++root;
+  return rank_groups(places, size() > kMostGroup ? 0 : root);
+}
+
+std::optional<CombiningTree> LocalGroup::make_tree() const {
+  if (groups_.size() == 1) return std::nullopt;
+  std::vector<TreeNode*> nodes;
+  for (const std::vector<int>& group : groups_) nodes.push_back(&control(group.front()).tree);
+  return CombiningTree(groups_, std::move(nodes), rank());
+}
+
+std::vector<Doorbell*> LocalGroup::bells() const {
+  std::vector<Doorbell*> bells;
+  for (const std::vector<int>& group : groups_) bells.push_back(&control(group.front()).bell);
+  return bells;
+}
+
+Doorbell& LocalGroup::own_bell() const {
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (std::find(groups_[i].begin(), groups_[i].end(), rank()) != groups_[i].end())
+      return *bells_[i];
+  }
+  HSGD_CHECK(!"each rank is in a group");
+  std::abort();
+}
+
+int LocalGroup::cores_of_node() const {
+  Cores all = control(0).cores;
+  for (int peer = 1; peer < size(); ++peer) add_cores(&all, control(peer).cores);
+  return count_cores(all);
+}
+
+std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Listener* listener,
+                                                     const Deadline& deadline) {
+  constexpr size_t kSmall = 32 << 20;  // with more ranks most pages of others are used by few
+  Member self;
+  self.pid = ::getpid();
+  self.settings = settings_.fingerprint;
+  self.process = own_life();
+  // Memory comes zeroed; the atomics in it start as zero, which is what every field means at the
+  // beginning.
+  const MeetingFile file =
+      memory_.bring("lower HSGD_SLOTS or HSGD_CHUNK_BYTES", std::nullopt, [this] {
+        auto* own = new (base(rank())) Control{};
+        own->cores = own_cores();
+        begin_counts(own);
+        if (rank() == 0) draw_random(&own->id, sizeof own->id);
+        if (counts(settings_)) own->place = place_of(own->cores);
+        HSGD_FAULT_POINT("set-up: segment made");
+      });
+  try {
+    std::vector<Member> members =
+        meet(path, listener, rank(), settings_.world_ranks, std::move(self), file, deadline);
+    memory_.complete(kSmall);
+    std::vector<Peer> peers(members.size());
+    for (size_t i = 0; i < members.size(); ++i) {
+      peers[i].pid = members[i].pid;
+      peers[i].world_rank = members[i].world_rank;
+      peers[i].process = settings_.processes->add(std::move(members[i].process), members[i].pid);
+    }
+    HSGD_FAULT_POINT("set-up: mapped");
+    return peers;
+  } catch (const Error& error) {  // the others may have come already, and go on to wait
+    const Error others = for_others(error, world_ranks()[static_cast<size_t>(rank())]);
+    if (memory_.is_mapped()) write_failure(control(rank()), others, 0);
+    throw;
+  }
+}
+
+LocalGroup::~LocalGroup() {
+  HSGD_FAULT_POINT("close: begun");
+  // Partners: has_left(), check_peers() and fail_if_dead(), whose acquire shows them `leaving`.
+  control(rank()).closed.store(1, std::memory_order_seq_cst);
+  HSGD_FAULT_POINT("close: marked");
+  wake_all();
+}
+
+void LocalGroup::wake_all() { wake(INT_MAX); }
+
+void LocalGroup::wake(int most) {
+  for (Doorbell* bell : bells_) {
+    if (most > 0) most -= ring(*bell, most);
+  }
+}
+
+bool LocalGroup::somebody_sleeps() const {
+  return std::any_of(bells_.begin(), bells_.end(), [](const Doorbell* bell) {
+    return bell->asleep.load(std::memory_order_seq_cst) != 0;  // partner: Waiter::sleep_once()
+  });
+}
+
+bool LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
+                      const void* payload, size_t bytes, const Counts& counts, uint64_t cost) {
+  CellHeader& own = cell(rank(), sequence);
+  fill_label(label, counts, &control(rank()).labels[sequence % kCells]);
+  const bool is_inline = bytes <= CellHeader::kInlineBytes;
+  std::byte small[CellHeader::kInlineBytes] = {};
+  if (payload != nullptr && bytes > 0)
+    std::memcpy(is_inline ? small : payload_of(own, bytes), payload, bytes);
+  // All that goes into the line that peers poll is stored at a stroke: it would travel to them and
+  // back in between.
+  own.signature = signature;
+  own.note = cost;
+  if (payload != nullptr && is_inline) std::memcpy(own.payload, small, sizeof small);
+  // Partner: is_open(). Forbids that a peer sees the sequence before payload and signature;
+  // sequentially consistent because ring() must not look at `asleep` before the store is visible.
+  own.sequence.store(sequence, std::memory_order_seq_cst);
+  if (tree_) return count_opened(sequence);
+  if (somebody_sleeps() && all_are_open(sequence)) wake_all();
+  return false;
+}
+
+// Of ranks that open it at the same time one at least sees all: the fence orders the store of each
+// before its looks.
+bool LocalGroup::all_are_open(uint64_t sequence) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (!is_open(peer, sequence)) return false;
+  }
+  return true;
+}
+
+// Whoever is the last of a group compares the signatures of the group, the last of all those of
+// the groups.
+bool LocalGroup::count_opened(uint64_t sequence) {
+  if (!tree_->count_rank(Track::kOpened, sequence)) return false;
+  HSGD_FAULT_POINT("header: counted, group not counted");
+  // Relaxed: counting the group releases it.
+  std::atomic<uint64_t>& differ = control(0).differ;
+  if (signatures_differ(tree_->members(), sequence))
+    differ.store(sequence, std::memory_order_relaxed);
+  if (!tree_->count_group(Track::kOpened, sequence)) return false;
+  if (signatures_differ(tree_->firsts(), sequence))
+    differ.store(sequence, std::memory_order_relaxed);
+  return true;
+}
+
+bool LocalGroup::signatures_differ(const std::vector<int>& ranks, uint64_t sequence) const {
+  const Signature& first = signature(ranks.front(), sequence);
+  return !std::all_of(ranks.begin(), ranks.end(),
+                      [&](int rank) { return signature(rank, sequence) == first; });
+}
+
+bool LocalGroup::differ(uint64_t sequence) const {
+  return control(0).differ.load(std::memory_order_relaxed) == sequence;  // see all_opened()
+}
+
+void LocalGroup::tell_opened(uint64_t sequence) {
+  HSGD_FAULT_POINT("header: all counted, not told");
+  tree_->reach(Track::kOpened, sequence);
+  wake_all();
+}
+
+bool LocalGroup::is_open(int rank, uint64_t sequence) const {
+  // Partner: open(). A recycled cell holds an older or this sequence, never a later one (see
+  // kCells).
+  return cell(rank, sequence).sequence.load(std::memory_order_acquire) == sequence;
+}
+
+const Signature& LocalGroup::signature(int rank, uint64_t sequence) const {
+  return cell(rank, sequence).signature;
+}
+
+const std::byte* LocalGroup::payload(int rank, uint64_t sequence, size_t bytes) const {
+  return payload_of(cell(rank, sequence), bytes);
+}
+
+Call LocalGroup::call(int rank, uint64_t sequence) const {
+  return Call{world_rank(rank), signature(rank, sequence), control(rank).labels[sequence % kCells]};
+}
+
+std::byte* LocalGroup::result_payload(uint64_t sequence, size_t bytes) {
+  return payload_of(result(sequence), bytes);
+}
+
+void LocalGroup::publish_result(uint64_t sequence, hsgd_status status) {
+  CellHeader& cell = result(sequence);
+  cell.note = static_cast<uint64_t>(static_cast<int64_t>(status));
+  // Partner: has_result(); the same reasons as in open().
+  cell.sequence.store(sequence, std::memory_order_seq_cst);
+  wake_all();
+}
+
+bool LocalGroup::has_result(uint64_t sequence) const {
+  return result(sequence).sequence.load(std::memory_order_acquire) == sequence;
+}
+
+hsgd_status LocalGroup::result_status(uint64_t sequence) const {
+  return static_cast<hsgd_status>(static_cast<int64_t>(result(sequence).note));
+}
+
+Call (&LocalGroup::mismatch())[2] { return control(0).mismatch; }
+
+void LocalGroup::publish(std::atomic<uint64_t> Progress::* member, uint64_t value,
+                         Audience audience) {
+  // Partners: the acquire loads of progress() by peers. Forbids that they see the counter before
+  // the data it stands for; sequentially consistent for the sake of ring().
+  (control(rank()).progress.*member).store(value, std::memory_order_seq_cst);
+  const bool last = member != &Progress::exchanged && count_step(member, value);
+  if (last || audience == Audience::kEach) wake(audience == Audience::kSome ? cores() : INT_MAX);
+}
+
+// Whether this rank was the last to come to it, and somebody may sleep.
+bool LocalGroup::count_step(std::atomic<uint64_t> Progress::* member, uint64_t steps) {
+  if (!tree_) {
+    if (!somebody_sleeps()) return false;
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // as in all_are_open()
+    return peers_reached(member, steps);
+  }
+  const Track track = track_of(member);
+  uint64_t& counted = counted_[static_cast<size_t>(track)];
+  if (steps == counted) return false;  // as before
+  counted = steps;
+  if (!tree_->count_rank(track, steps) || !tree_->count_group(track, steps)) return false;
+  tree_->reach(track, steps);
+  return true;
+}
+
+void LocalGroup::appoint_meeting() {
+  HSGD_CHECK(rank() == 0);
+  const MeetingWords words = draw_meeting_words();
+  std::copy(words.begin(), words.end(), control(0).meeting);
+}
+
+std::string LocalGroup::next_meeting() const {
+  MeetingWords words{};
+  std::copy_n(control(0).meeting, words.size(), words.begin());
+  return meeting_path(words);
+}
+
+std::optional<uint64_t> LocalGroup::claim(uint64_t parts) {
+  std::atomic<uint64_t>& claimed = control(0).claimed;
+  uint64_t next = claimed.load(std::memory_order_relaxed);
+  while (next < claims_base_ + parts) {
+    // Relaxed: what a part is made of was published by the headers, before anybody claims.
+    if (claimed.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) {
+      return next - claims_base_;
+    }
+  }
+  return std::nullopt;
+}
+
+void LocalGroup::finish_claim(uint64_t parts) {
+  // Partner: claims_finished(). Releases the results of this part; sequentially consistent for the
+  // sake of ring().
+  const uint64_t before = control(0).finished.fetch_add(1, std::memory_order_seq_cst);
+  if (before + 1 == claims_base_ + parts) wake_all();
+}
+
+bool LocalGroup::claims_finished(uint64_t parts) const {
+  return control(0).finished.load(std::memory_order_acquire) >= claims_base_ + parts;
+}
+
+void LocalGroup::fail(const Error& error, uint64_t first_missed) {
+  write_failure(control(rank()), error, first_missed);
+  wake_all();
+}
+
+}  // namespace hsgd

@@ -1,0 +1,240 @@
+// The ranks of one node: their segments, what each has published, and waiting for one another.
+//
+// Owns the shared memory, the death watch and the wording of "who is missing". Collectives are
+// built from its primitives: cells (header and small payload of one collective), progress counters
+// (chunks of large ones) and ring slots. Never touches user memory and knows nothing of other
+// nodes.
+#ifndef HSGD_NODE_SEGMENTS_NODE_GROUP_HPP_
+#define HSGD_NODE_SEGMENTS_NODE_GROUP_HPP_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/call_signature.hpp"
+#include "core/base/error.hpp"
+#include "core/os/process_life.hpp"
+#include "core/os/wait.hpp"
+#include "node/rendezvous/bootstrap.hpp"
+#include "node/segments/combining_tree.hpp"
+#include "node/segments/node_memory.hpp"
+#include "node/segments/rank_groups.hpp"
+#include "node/segments/segment_layout.hpp"
+
+namespace hsgd {
+
+class LocalGroup {
+ public:
+  struct Settings {
+    int rank = 0;  // on this node
+    int size = 1;
+    std::vector<int> world_ranks;  // of this node's ranks
+    SegmentLayout layout;
+    int flat_ranks = 16;
+    bool one_out_ring = false;                // local rank 0 holds the out ring of the whole node
+    uint64_t fingerprint = 0;                 // hash of all that must be equal on all ranks
+    std::shared_ptr<ProcessWatch> processes;  // that this one watches already
+    WaitPolicy wait;                          // spin < 0: chosen from ranks and cores
+  };
+
+  // Collective over the node, through the socket at `path` (see meet()).
+  LocalGroup(const std::string& path, Listener* listener, const Settings& settings,
+             const Deadline& deadline);
+  ~LocalGroup();
+  LocalGroup(const LocalGroup&) = delete;
+  LocalGroup& operator=(const LocalGroup&) = delete;
+
+  int rank() const { return settings_.rank; }
+  int size() const { return settings_.size; }
+  int cores() const { return cores_; }  // that the ranks of this node may use; the same on all
+  bool shares_cores() const { return size() > cores_; }
+  int world_rank(int rank) const { return peers_[static_cast<size_t>(rank)].world_rank; }
+  const std::vector<int>& world_ranks() const { return settings_.world_ranks; }
+  uint64_t id() const { return control(0).id; }  // the same on all ranks of the node, and no others
+  const SegmentLayout& layout() const { return settings_.layout; }
+
+  // Whether ranks are counted in a tree, and no rank looks at all others: with more ranks than
+  // flat_ranks, unless a rank may be further ahead than the tree has room for.
+  static constexpr size_t kMostSlots = ArrivalCounts::kSteps - 2;
+  bool combines() const { return tree_.has_value(); }
+
+  // --- cells: the header and small payload of one collective ---
+  // Publishes this rank's header, with up to
+  // oneshot_bytes of payload (may be nullptr: the header alone). `cost`: any number for the others.
+  // True where ranks are counted and this one was the last: then it must call tell_opened().
+  bool open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
+            const void* payload, size_t bytes, const Counts& counts = {}, uint64_t cost = 0);
+  bool is_open(int rank, uint64_t sequence) const;
+  // Where ranks are counted: whether all have opened it and one of them has said so, and whether
+  // their signatures differ.
+  bool all_opened(uint64_t sequence) const { return tree_->reached(Track::kOpened, sequence); }
+  bool differ(uint64_t sequence) const;
+  void tell_opened(uint64_t sequence);
+  const Signature& signature(int rank, uint64_t sequence) const;
+  uint64_t cost(int rank, uint64_t sequence) const { return cell(rank, sequence).note; }
+  const std::byte* payload(int rank, uint64_t sequence, size_t bytes) const;
+  Call call(int rank, uint64_t sequence) const;  // for messages; the header must be open
+  // Up to oneshot_bytes besides a payload of up to CellHeader::kInlineBytes; the owner fills them
+  // before open().
+  std::byte* packet(int rank, uint64_t sequence) const {
+    return reinterpret_cast<std::byte*>(&cell(rank, sequence)) + kLine;
+  }
+
+  // --- result cells, in local rank 0's memory: what one rank publishes for the whole node ---
+  std::byte* result_payload(uint64_t sequence, size_t bytes);
+  std::byte* result_packets(uint64_t sequence) const {  // as packet()
+    return reinterpret_cast<std::byte*>(&result(sequence)) + kLine;
+  }
+  void publish_result(uint64_t sequence, hsgd_status status);
+  bool has_result(uint64_t sequence) const;
+  hsgd_status result_status(uint64_t sequence) const;
+  Call (&mismatch())[2];  // in local rank 0's memory
+
+  // --- progress and rings ---
+  const Progress& progress(int rank) const { return control(rank).progress; }
+  // Whether a rank of the node has finished so many steps. The acquire pairs with publish(): what a
+  // counter stands for is visible when the counter is.
+  bool rank_reached(int rank, std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
+    return (progress(rank).*member).load(std::memory_order_acquire) >= steps;
+  }
+  // Where ranks are counted, this one counts, too: it must have finished as many.
+  bool peers_reached(std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
+    if (tree_) return tree_->reached(track_of(member), steps);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank() && !rank_reached(peer, member, steps)) return false;
+    }
+    return true;
+  }
+  // Whether the slot of `step` is free: a rank, or all others, finished the step that it held
+  // before.
+  bool rank_freed(int rank, std::atomic<uint64_t> Progress::* member, uint64_t step,
+                  size_t slots) const {
+    return step < slots || rank_reached(rank, member, step + 1 - slots);
+  }
+  bool peers_freed(std::atomic<uint64_t> Progress::* member, uint64_t step, size_t slots) const {
+    return step < slots || peers_reached(member, step + 1 - slots);
+  }
+  // Stores, and wakes whoever sleeps and may wait for that. `member` is one of this rank's own
+  // counters. All ranks come to each value that somebody waits for; `exchanged` is waited for rank
+  // by rank alone.
+  enum class Audience {
+    kAll,   // all ranks wait for all
+    kSome,  // the same, but there is something to do for as many as there are cores alone
+    kEach,  // they wait for this rank
+  };
+  void publish(std::atomic<uint64_t> Progress::* member, uint64_t value,
+               Audience audience = Audience::kAll);
+  std::byte* in_slot(int rank, uint64_t step) const { return base(rank) + layout().in_slot(step); }
+  std::byte* out_slot(int rank, uint64_t step) const {
+    return base(rank) + layout().out_slot(step);
+  }
+
+  // --- parts of one collective that are done by whoever comes first ---
+  // The next part of `parts` for this rank; nothing when all are taken.
+  std::optional<uint64_t> claim(uint64_t parts);
+  void finish_claim(uint64_t parts);  // wakes everybody after the last one
+  bool claims_finished(uint64_t parts) const;
+  void end_claims(uint64_t parts) { claims_base_ += parts; }
+
+  // --- meetings of the ranks of this node, at a path that nobody else can guess or has seen ---
+  // On local rank 0, before a collective after which all ranks may ask for the path; they have met
+  // before the next one is appointed.
+  void appoint_meeting();
+  std::string next_meeting() const;
+
+  // --- waiting ---
+  Waiter& waiter() { return waiter_; }
+  // How ranks of this node should wait, on doorbells of whatever kind.
+  const WaitPolicy& wait_policy() const { return policy_; }
+  // Throws PeerLost when a rank of the node died, or left before this collective, and what another
+  // rank gave up with in this one or before. `what` begins the text. kAnySequence: outside of all
+  // collectives, whoever left or gave up.
+  static constexpr uint64_t kAnySequence = UINT64_MAX;
+  void check_peers(uint64_t sequence, const std::string& what) const;
+  // Throws PeerLost when a rank of the node died without closing its communicator.
+  void check_alive(int rank, const std::string& what) const;
+  // For missing(): tells the others that this rank waits, and notes which of them do.
+  void see_who_waits(uint64_t sequence);
+  // "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; sets the first one's
+  // world rank.
+  std::string missing(uint64_t sequence, int* first) const;
+  // The world rank that missing() would name first while some have not called it, or have not
+  // looked for long; -1: none. Cheaper, for each look.
+  int awaited(uint64_t sequence) const;
+  // Whether no lower rank of this node waits, by see_who_waits().
+  bool is_first_that_waits() const;
+  std::string person(int rank) const;
+  // Says why this rank leaves, before it does: what others read in place of "closed its
+  // communicator", cut where it is too long.
+  void explain_leaving(const std::string& words);
+  std::string closing(int rank) const;
+  // Its process ended, or it gave its part of the group back: it can take part in nothing any more.
+  bool has_left(int rank) const;
+  // Whether no rank of the node has asked before; for whoever gives up.
+  bool is_first_to_give_up();
+  // Tells the other ranks of the node why this one takes part in no collective from `first_missed`
+  // on; only the first call counts.
+  void fail(const Error& error, uint64_t first_missed);
+
+  // --- after a failure: what node/segments/survivors.hpp needs ---
+  Survival& survival(int rank) const { return control(rank).survival; }
+  void wake_all();
+
+ private:
+  struct Peer {
+    int32_t pid = 0;
+    int32_t world_rank = 0;
+    std::shared_ptr<const WatchedProcess> process;
+    uint32_t looks = 0;        // as last seen
+    int64_t looked_at_ns = 0;  // when that changed, or when the wait of this rank began
+  };
+  std::byte* base(int rank) const { return memory_.part(rank); }
+  Control& control(int rank) const { return *reinterpret_cast<Control*>(base(rank)); }
+  CellHeader& cell(int rank, uint64_t sequence) const {
+    return *reinterpret_cast<CellHeader*>(base(rank) + layout().cell(sequence));
+  }
+  CellHeader& result(uint64_t sequence) const {
+    return *reinterpret_cast<CellHeader*>(base(0) + layout().result(sequence));
+  }
+  static Track track_of(std::atomic<uint64_t> Progress::* member) {
+    return member == &Progress::staged    ? Track::kStaged
+           : member == &Progress::reduced ? Track::kReduced
+                                          : Track::kGathered;
+  }
+  bool count_opened(uint64_t sequence);
+  bool all_are_open(uint64_t sequence) const;
+  bool count_step(std::atomic<uint64_t> Progress::* member, uint64_t steps);
+  bool somebody_sleeps() const;
+  void wake(int most);
+  bool signatures_differ(const std::vector<int>& ranks, uint64_t sequence) const;
+  RankGroups make_groups() const;
+  std::optional<CombiningTree> make_tree() const;
+  std::vector<Doorbell*> bells() const;
+  Doorbell& own_bell() const;
+  std::vector<Peer> meet_peers(const std::string& path, Listener* listener,
+                               const Deadline& deadline);
+  int cores_of_node() const;
+  // By what ProcessWatch::look() learned last.
+  void fail_if_dead(int rank, const std::string& what) const;
+  bool died(int rank) const;
+  std::vector<int> who_does_not_wait() const;
+
+  Settings settings_;
+  std::string node_name_;
+  NodeMemory memory_;
+  std::vector<Peer> peers_;
+  int cores_;
+  WaitPolicy policy_;
+  RankGroups groups_;
+  std::optional<CombiningTree> tree_;
+  uint64_t counted_[kTracks] = {};  // the steps that this rank has come to
+  std::vector<Doorbell*> bells_;    // of all groups
+  Waiter waiter_;
+  uint64_t claims_base_;     // parts of earlier collectives
+  uint64_t waiting_in_ = 0;  // the sequence of the collective in which this rank waited last
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_NODE_SEGMENTS_NODE_GROUP_HPP_

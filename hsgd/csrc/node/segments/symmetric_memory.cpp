@@ -1,0 +1,38 @@
+// Making shared buffers and finding the one that an address lies in.
+#include "node/segments/symmetric_memory.hpp"
+
+#include <unistd.h>
+
+#include "node/rendezvous/bootstrap.hpp"
+
+namespace hsgd {
+
+SharedBuffer::SharedBuffer(uint64_t id, int rank, const std::vector<int>& world_ranks, size_t bytes,
+                           size_t available, const std::string& path, const Deadline& deadline)
+    : id_(id), rank_(rank), memory_(rank, static_cast<int>(world_ranks.size()), bytes, bytes) {
+  constexpr size_t kSmall = 1 << 30;  // page tables of all ranks for more would fill much memory
+  Member self;
+  self.pid = ::getpid();
+  self.settings = bytes;
+  meet(path, nullptr, rank, world_ranks, std::move(self), memory_.bring("ask for less", available),
+       deadline);
+  memory_.complete(kSmall);
+}
+
+void Arena::add(const std::shared_ptr<SharedBuffer>& buffer) {
+  for (auto entry = buffers_.begin(); entry != buffers_.end();) {
+    entry = entry->second.expired() ? buffers_.erase(entry) : std::next(entry);
+  }
+  buffers_[buffer->own()] = buffer;
+}
+
+std::shared_ptr<SharedBuffer> Arena::find(const void* data, size_t bytes) const {
+  const auto* address = static_cast<const std::byte*>(data);
+  const auto after = buffers_.upper_bound(address);
+  if (after == buffers_.begin()) return nullptr;
+  std::shared_ptr<SharedBuffer> buffer = std::prev(after)->second.lock();
+  if (buffer == nullptr || address + bytes > buffer->own() + buffer->bytes()) return nullptr;
+  return buffer;
+}
+
+}  // namespace hsgd
