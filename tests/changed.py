@@ -1,10 +1,11 @@
 """What `make check` looks at: the files that changed, and the tests that are nearest to them.
 
-Owns the map from a file to tests: a test to itself, a Python file to the tests that import it or
-start it, a folder of hsgd/csrc to the native programs that include its headers, both to tests of
-their own name, and a page to the build of the site. Changed is what differs from where the branch
-left origin/main (without such a branch: from HEAD), and what git does not know yet. Leaves to
-`make test` whatever reaches a file through others. Never runs a test.
+Owns the map from a file to tests: a test to itself, a source to tests of its name, to those that
+import or start it, and to those whose text is most like its own (cosine of tf-idf weights of words:
+Manning, Raghavan, Schuetze, "Introduction to Information Retrieval", chapter 6); a folder of
+hsgd/csrc to the native programs that include its headers; a page to the build of the site. Changed
+is what differs from where the branch left origin/main (without such a branch: from HEAD), and what
+git does not know yet. Never runs a test.
 
     python tests/changed.py pytest|native|python|cpp    prints names, one a line
 """
@@ -12,10 +13,13 @@ left origin/main (without such a branch: from HEAD), and what git does not know 
 from __future__ import annotations
 
 import ast
+import functools
+import math
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 __all__ = ["changed_files", "native_programs", "python_tests"]
@@ -24,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS, NATIVE, CSRC = ROOT / "tests", ROOT / "tests/native", ROOT / "hsgd/csrc"
 ALWAYS = {"test_architecture", "test_sources"}
 PAGES = {ROOT / "docs", ROOT / ".ci/site", ROOT / "mkdocs.yml", ROOT / "README.md"}
-MOST_TESTS = 8  # that use one file; where more do, its own test stands for them
+MOST_TESTS = 10  # nearest to one file
 MOST_ROOMS = 3  # of hsgd/csrc; beyond, all native programs
 SUFFIXES = {"python": (".py", ".pyi"), "cpp": (".c", ".cpp", ".h", ".hpp")}
 
@@ -45,24 +49,56 @@ def _git(*words: str) -> list[str]:
 
 
 def python_tests(files: Sequence[Path]) -> list[Path]:
-    """Files for pytest, the nearest first: what changed, tests of its name, tests that use it."""
-    uses = {path: _uses(path) for path in sorted(TESTS.rglob("test_*.py"))}
-    found = uses.keys() & set(files)
+    """Files for pytest, the nearest first: what changed, tests of its name, the most alike, with
+    those that import it before others.
+    """
+    tests = {path: path.read_text() for path in sorted(TESTS.rglob("test_*.py"))}
     named = ALWAYS | {f"test_{room}" for room in _rooms(files)}
     if any(PAGES & {path, *path.parents} for path in files):
         named |= {"test_site"}
+    weigh = _weights(tests.values())
+    weights = {test: weigh(text) for test, text in tests.items()}
+    near: dict[Path, float] = {}
     for path in files:
-        if path.suffix != ".py" or path in uses:
-            continue
-        users = {test for test, names in uses.items() if names & _names(path)}
-        if len(users) <= MOST_TESTS:
-            found |= users
-        else:
-            print(f"{path.name}: {len(users)} tests use it, make test runs them", file=sys.stderr)
         above = path.relative_to(ROOT).parts[:-1]
         named |= {f"test_{path.stem}", *(f"test_{folder}_{path.stem}" for folder in above)}
-    own = {path for path in uses if path.stem in named}
-    return sorted(found | own, key=lambda path: (path not in files, path not in own, path))
+        if path in tests or path.suffix not in (".py", ".cpp", ".hpp") or not path.is_file():
+            continue
+        names, own = _names(path), weigh(f"{path.relative_to(ROOT)} {path.read_text()}")
+        likes = {
+            test: sum(weight * theirs.get(word, 0.0) for word, weight in own.items())
+            + (path.suffix == ".py" and bool(names & _uses(test)))
+            for test, theirs in weights.items()
+        }
+        for test in sorted(likes, key=likes.__getitem__)[-MOST_TESTS:]:
+            near[test] = max(near.get(test, 0.0), likes[test])
+    chosen = [test for test in tests if test in {*files, *near} or test.stem in named]
+    return sorted(
+        chosen, key=lambda test: (test not in files, test.stem not in named, -near.get(test, 0.0))
+    )
+
+
+def _weights(texts: Collection[str]) -> Callable[[str], dict[str, float]]:
+    """From a text to a vector of length 1 that weighs its words: more if it has them often, less if
+    many of `texts` have them.
+    """
+    found = Counter(word for text in texts for word in set(_words(text)))
+
+    def weigh(text: str) -> dict[str, float]:
+        raw = {
+            word: (1 + math.log(count)) * math.log(len(texts) / found[word])
+            for word, count in Counter(_words(text)).items()
+            if word in found
+        }
+        length = math.hypot(*raw.values()) or 1.0
+        return {word: weight / length for word, weight in raw.items()}
+
+    return weigh
+
+
+def _words(text: str) -> list[str]:
+    """The words of prose and of names, in small letters."""
+    return [word.lower() for word in re.findall(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}", text)]
 
 
 def _names(path: Path) -> set[str]:
@@ -78,6 +114,7 @@ def _names(path: Path) -> set[str]:
     return {".".join(parts), *(f"{package}.{name}" for package in above for name in exports)}
 
 
+@functools.cache
 def _uses(path: Path) -> set[str]:
     """Modules and names that a test imports, and programs that it names."""
     names: set[str] = set()
