@@ -19,6 +19,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from ranks import Ranks
 from toolkit.cluster import Cluster
 from toolkit.processes import end_marked, marked, outliving, run_marked
 from toolkit.shared_files import orphaned_files, shared_files
@@ -59,6 +60,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     budget_s = item.config.getoption("--budget")
     if budget_s is not None and time.monotonic() - _began > budget_s:
         pytest.skip(f"left out: {budget_s:g} s are over; make test runs it")
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """A pool of as many ranks as the module's MOST_RANKS says."""
+    with Ranks(request.module.MOST_RANKS) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 __all__ = ["MEASURED", "LocalLevel", "read_local_level"]
 
-MEASURED = Path(__file__).resolve().parents[2] / "hsgd" / "plan" / "calibration.json"
+MEASURED = Path(__file__).resolve().parents[2] / "hsgd/tools/plan/calibration.json"
 
 
 @dataclass(frozen=True)

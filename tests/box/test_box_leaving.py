@@ -65,7 +65,7 @@ def test_a_rank_that_leaves_by_an_exception_is_lost_to_a_barrier_that_it_never_c
     for report in reports:
         assert report["kind"] == "PeerLost" and report["rank"] == 0, report
         assert words in report["line"]
-    assert "SignatureMismatch" not in done.stderr
+    assert "SignatureMismatch" not in done.stderr and "nanobind" not in done.stderr
 
 
 @pytest.mark.parametrize("network", ["sockets", "mpi"])

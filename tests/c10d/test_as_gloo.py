@@ -38,14 +38,9 @@ from toolkit.processes import run_marked
 
 __all__: list[str] = []
 
+MOST_RANKS = 3
 JOB_S = 120.0
 c10d = dist.distributed_c10d
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
 
 
 @contextlib.contextmanager

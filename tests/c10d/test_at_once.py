@@ -17,11 +17,7 @@ from ranks import Ranks, Seat
 
 __all__: list[str] = []
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(2) as pool:
-        yield pool
+MOST_RANKS = 2
 
 
 @contextlib.contextmanager

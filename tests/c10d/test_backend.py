@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -27,12 +26,6 @@ from ranks import Ranks, Seat
 __all__: list[str] = []
 
 MOST_RANKS = 3
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(MOST_RANKS) as pool:
-        yield pool
 
 
 def do_collectives(seat: Seat, path: str, size: int) -> dict[str, list[Any]]:

@@ -5,7 +5,7 @@ gloo is the reference for DDP, one process with the global batch for FSDP2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
@@ -24,13 +24,8 @@ from torch import nn
 __all__: list[str] = []
 
 SIZE, STEPS, ROWS = 2, 4, 6
+MOST_RANKS = SIZE
 Weights = list[list[float]]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE) as pool:
-        yield pool
 
 
 class Net(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -18,16 +17,11 @@ from ranks import Ranks, Seat
 
 __all__: list[str] = []
 
+MOST_RANKS = 3
 records = pytest.mark.skipif(
     not hasattr(_distributed_c10d, "_dump_fr_trace_file"),
     reason="torch 2.15 brought it: make test-torch TORCH=2.15.0",
 )
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
 
 
 def do_attach(seat: Seat, path: str, backend: str) -> tuple[str, list[float]]:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,9 @@ from ranks import Ranks, Seat
 __all__: list[str] = []
 
 SIZE = 3
+MOST_RANKS = SIZE
 BUCKET = (1 << 20) // 4  # float32 that may be a bucket of DDP
 pytestmark = not_in_torch_2_7
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE) as pool:
-        yield pool
 
 
 def do_each(seat: Seat, path: str) -> None:

@@ -3,7 +3,7 @@ root that refuses its own arguments keeps nobody waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from ranks import Ranks, Seat
 __all__: list[str] = []
 
 SIZE, COUNT = 2, 4
+MOST_RANKS = SIZE
 Tensor = torch.Tensor
 Calls = dict[str, Callable[[Any, Tensor, list[Tensor]], Any]]
 
@@ -60,12 +61,6 @@ KINDS: dict[str, Callable[[], list[Tensor]]] = {
     "size": lambda: [torch.zeros(COUNT + 1) for _ in range(SIZE)],
     "device": lambda: [torch.zeros(COUNT, device="meta") for _ in range(SIZE)],
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE) as pool:
-        yield pool
 
 
 def refused(pg: Any, name: str, parts: list[Tensor]) -> str:

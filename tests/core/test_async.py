@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,6 @@ CONFIGS = {
     "tiny chunks": Config(timeout_s=30, oneshot_bytes=0, chunk_bytes=4096, slots=3),
     "no spin": Config(timeout_s=30, oneshot_bytes=100, chunk_bytes=5000, slots=5, spin=0),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(MOST_RANKS) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,6 @@ CONFIGS = {
     "tiny chunks": Config(timeout_s=30, oneshot_bytes=0, chunk_bytes=4096, slots=3),
     "no spin": Config(timeout_s=30, oneshot_bytes=100, chunk_bytes=5000, slots=5, spin=0),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(MOST_RANKS) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")

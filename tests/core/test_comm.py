@@ -10,7 +10,6 @@ import random
 import resource
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,12 +42,6 @@ CONFIGS = {
     ),
     "wide one-shot": Config(timeout_s=30, oneshot_bytes=1 << 17, store="ordinary", spin=0),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(MOST_RANKS) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")

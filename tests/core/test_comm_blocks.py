@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,6 @@ CONFIGS = {
     ),
     "wide one-shot": Config(timeout_s=30, oneshot_bytes=1 << 17, store="ordinary", spin=0),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(MOST_RANKS) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")

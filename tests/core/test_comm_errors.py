@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,9 @@ from ranks import PATIENT, Outcome, Ranks, Seat, meeting_point
 
 __all__: list[str] = []
 
+MOST_RANKS = 4
 BRIEF = Config(timeout_s=1.5)
 QUICK_S = 10.0  # a set-up that fails at once: far from PATIENT's 30 s, even on a busy machine
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(4) as pool:
-        yield pool
 
 
 def lines(outcomes: list[Outcome]) -> list[str]:

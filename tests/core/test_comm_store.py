@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from toolkit.cluster import Cluster
 
 __all__: list[str] = []
 
+MOST_RANKS = 4
 JOB_S = 120.0
 DETECTED_S = 2.0
 LAYOUTS = {
@@ -44,12 +45,6 @@ LAYOUTS = {
     "in turns": [0, 1, 0, 1],
 }
 COUNTS = (1, 1000, 100_003)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(4) as pool:
-        yield pool
 
 
 def results(comm: Comm) -> list[Any]:

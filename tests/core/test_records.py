@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,8 @@ from ranks import PATIENT, Ranks, Seat, meeting_point
 
 __all__: list[str] = []
 
+MOST_RANKS = 3
 LARGE = 300_000
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
 
 
 def recorded(seat: Seat, path: str, size: int) -> tuple[float, float, list[Record]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,7 @@ from ranks import PATIENT, Ranks, Seat, meeting_point
 __all__: list[str] = []
 
 SIZES = (1, 2, 4, 8)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(max(SIZES)) as pool:
-        yield pool
+MOST_RANKS = max(SIZES)
 
 
 def held() -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ __all__: list[str] = []
 
 MOST_RANKS = 4
 PR_SET_THP_DISABLE = 41
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(MOST_RANKS) as pool:
-        yield pool
 
 
 def shares(count: int, size: int) -> list[slice]:

@@ -9,7 +9,7 @@ import os
 import resource
 import select
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,6 @@ __all__: list[str] = []
 
 MOST_RANKS = 4
 LEAST_KEY, MOST = -(2**31) + 1, 2**31 - 1
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(MOST_RANKS) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,9 @@ from ranks import Ranks, Seat
 __all__: list[str] = []
 
 SIZE = 3
+MOST_RANKS = SIZE
 CLOSED = "closed its communicator"
 RAISED = "raised ValueError: bad batch"
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE) as pool:
-        yield pool
 
 
 def in_a_block(make: Callable[[], Comm]) -> None:

@@ -300,7 +300,7 @@ def test_sources_in_the_working_directory_do_not_shadow_what_the_doctor_tests(
 
 def test_python_m_hsgd_in_a_clone_says_that_sources_are_not_built(tmp_path: Path) -> None:
     # not the native files: as in a clone of which a copy was installed
-    package = Path(info.__file__).parents[1]
+    package = Path(info.__file__).parents[2]
     leave = shutil.ignore_patterns("*.so", "csrc", "__pycache__")
     shutil.copytree(package, tmp_path / "hsgd", ignore=leave)
     done = subprocess.run(

@@ -228,7 +228,7 @@ def test_calls_are_passed_on_with_as_many_arguments_as_mpi_declares() -> None:
     folders = [flag[2:] for flag in mpi.compile_flags if flag.startswith("-I")]
     header = next(path for path in (Path(folder, "mpi.h") for folder in folders) if path.is_file())
     declared = dict(re.findall(r"\b(MPI_\w+)\s*\(([^();]*)\)[^;(]*;", header.read_text()))
-    code = "".join(path.read_text() for path in (ROOT / "hsgd/csrc/preload").glob("*.cpp"))
+    code = "".join(path.read_text() for path in (ROOT / "hsgd/csrc/bindings/mpi_preload").glob("*.cpp"))
     ours = re.findall(r"^HSGD_(?:STARTS|STARTS_BOTH|COLLECTIVE)\((MPI_\w+), (\d+)\)", code, re.M)
     assert len(ours) > 50
     counts = {name: declared[name].count(",") + 1 for name, _ in ours if name in declared}
@@ -261,7 +261,7 @@ def test_a_libmpi_of_a_wheel_moves_with_its_environment_and_no_other(
 
 
 def test_the_horovod_builder_needs_torch_and_says_so_in_one_line(environment: Path) -> None:
-    done = run(environment, ROOT / "hsgd" / "launch" / "horovod_wheel.py")
+    done = run(environment, ROOT / "hsgd/jobs/launch/horovod_wheel.py")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "install torch first" in done.stderr

@@ -1,4 +1,4 @@
-/* The chunks of a ParameterBox, as csrc/box_chunks.cpp changes and reads them.
+/* The chunks of a ParameterBox, as hsgd/csrc/onesided/box/chunks.cpp changes and reads them.
  *
  * Two writers add one to both values of each chunk, and may die between any two steps, also while
  * they make good for one another; a reader reads without a lock; then somebody takes all locks.

@@ -393,8 +393,8 @@ def test_one_page_that_is_refused_hides_no_job(
 
 
 def test_the_reader_has_the_layout_of_the_writer() -> None:
-    csrc = Path(page.__file__).parents[1] / "csrc"
-    record = (csrc / "status" / "status_record.hpp").read_text()
+    csrc = Path(page.__file__).parents[2] / "csrc"
+    record = (csrc / "core/status/status_record.hpp").read_text()
     assert f"kStatusVersion = {page.VERSION};" in record
     kinds = re.search(r"HSGD_KIND_COUNT = (\d+)", (csrc / "include" / "hsgd_core.h").read_text())
     assert kinds is not None and len(page.KINDS) == int(kinds[1]) + 1

@@ -96,7 +96,7 @@ class SiteCopy:
             *("csrc", "__pycache__", "libhsgd_preload_*", "libhsgd_pmpi_*", "_build.json")
         )
         shutil.copytree(package, root / "hsgd", ignore=ignored)
-        shutil.copy(package / "launch" / "launch_hook.py", root / "hsgd_horovod_hook.py")
+        shutil.copy(package / "launch_hook.py", root / "hsgd_horovod_hook.py")
         (root / "sitecustomize.py").write_text("import hsgd_horovod_hook\n")
         copy = SiteCopy(root)
         Path(copy.command).write_text(

@@ -61,7 +61,7 @@ hvd.join()
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", short_form("torch", JOBS))
-def test_a_job_ends_without_a_report_of_leaks(name: str, tmp_path: Path) -> None:
+def test_a_job_ends_without_a_word_of_the_binding(name: str, tmp_path: Path) -> None:
     for rank in outcomes_of(JOBS[name], str(tmp_path / "meet")):
         assert rank.returncode == 0, rank.stderr
-        assert "nanobind: leaked" not in rank.stderr
+        assert "nanobind" not in rank.stderr

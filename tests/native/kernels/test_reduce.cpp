@@ -1,4 +1,4 @@
-// Tests of hsgd/csrc/reduce*: every kernel of every instruction set of this machine against a
+// Tests of hsgd/csrc/core/kernels/reduce*: every kernel of every instruction set of this machine against a
 // scalar reference that shares no code with them, bit for bit.
 #include <algorithm>
 #include <cmath>

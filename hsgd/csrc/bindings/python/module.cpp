@@ -87,6 +87,8 @@ void bind_structures(nb::module_& module) {
 }  // namespace hsgd::python
 
 NB_MODULE(_native, module) {
+  // What the frames of a failed program still hold at its end is no concern of its user.
+  nb::set_leak_warnings(false);
   hsgd::python::bind_structures(module);
   hsgd::python::bind_comm(module);
   hsgd::python::bind_box(module);
