@@ -33,7 +33,7 @@ def page(paths: Sequence[Path]) -> str:
         "Each section is one run of a program of `benchmarks/`, written from its JSON when this "
         "site was built. Candidates take turns within the run, and every result is compared with "
         "NumPy's. A ratio is a peer's time over that of hsgd: above 1 hsgd is faster. "
-        "[What was measured](performance.md) has longer runs, and what was tried.",
+        "[What was measured](performance.md) has longer runs.",
     ]
     for path in paths:
         text += ["", *_section(json.loads(path.read_text()))]

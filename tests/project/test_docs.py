@@ -58,10 +58,6 @@ def blocks(*languages: str) -> Iterator[Block]:
                 yield Block(page, begin + 2, language, text, mark[1] if mark else "")
 
 
-def test_the_readme_is_read_in_one_go() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 110
-
-
 def test_every_block_says_what_it_is() -> None:
     assert {
         str(block): block.language for block in blocks() if block.language not in LANGUAGES
