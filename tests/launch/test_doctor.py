@@ -170,7 +170,7 @@ def test_a_list_counts_what_is_to_be_mended() -> None:
 def test_colours_are_for_terminals(variable: dict[str, str], coloured: bool) -> None:
     master, slave = pty.openpty()
     code = (
-        "import sys; from hsgd import cli; from hsgd.tools.doctor import checkup\n"
+        "import sys; from hsgd.tools import cli; from hsgd.tools.doctor import checkup\n"
         "checkup.examine = lambda: [checkup.Trial('a', 'ok', 'fine')]\n"
         "sys.exit(cli.main(['doctor']))"
     )

@@ -236,7 +236,7 @@ def test_an_interposer_behind_a_global_libmpi_stops_the_worker(
     file.write_text(
         "import ctypes\n"
         "from pathlib import Path\n"
-        "from hsgd.jobs.launch import elf, preload\n"
+        "from hsgd.base import elf; from hsgd.jobs.launch import preload\n"
         "ours = ctypes.CDLL(str(preload.library()))\n"
         "mpi = next(path for path in elf.loaded_libraries() if '/libmpi.so' in path)\n"
         "ctypes.CDLL(mpi, mode=ctypes.RTLD_GLOBAL)\n" + TRAIN

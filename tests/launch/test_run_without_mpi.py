@@ -46,7 +46,7 @@ def test_ranks_of_this_machine_meet_without_mpi(tmp_path: Path, words: list[str]
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     # An interpreter that has no mpirun beside it, and is told of none.
-    code = "import sys\nfrom hsgd import cli\nfrom hsgd.jobs.launch import launch\n"
+    code = "import sys\nfrom hsgd.tools import cli\nfrom hsgd.jobs.launch import launch\n"
     if not words:
         code += "def none(_): raise launch.NoLauncher('none')\nlaunch.find_launcher = none\n"
     code += "sys.exit(cli.main(sys.argv[1:]))"
