@@ -1,6 +1,6 @@
 """Soak tests: what a rank holds stays flat over millions of operations and hours of training.
 
-    python -m campaigns.soak --quick
+    PYTHONPATH=tests python -m campaigns.soak --quick
 
 See docs/internals/reliability.md.
 """
