@@ -1,8 +1,6 @@
-"""Counters of what the interposer, or a communicator, did in this process: calls, bytes per level,
-seconds.
+"""Counters of the interposer or of a communicator in this process: calls, bytes per level, seconds.
 
-Owns the reading of the native counters and their arithmetic. Never loads a native library and never
-calls MPI: where the interposer is not at work there is nothing to read.
+Nothing here loads a native library or calls MPI: without the interposer there is nothing to read.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ __all__ = ["CollectiveCounters", "Counters", "interposer_collectives", "interpos
 
 @dataclass(frozen=True)
 class Counters:
-    """What the two-level path did on this rank since the process began, or between two readings.
+    """Work of the two-level path on this rank since the process began, or between two readings.
 
-    The seconds are of the thread that called the collective, which for Horovod is its own
-    background thread.
+    The seconds are of the thread that called the collective; in Horovod that is its background
+    thread.
     """
 
     calls: int
@@ -42,18 +40,19 @@ class Counters:
     wait_s: float
     """Time spent waiting for other ranks."""
     total_s: float
-    """Time spent inside the collectives, waiting included. On one node the work of small ones is
-    that of every sixteenth, times sixteen.
+    """Time spent inside the collectives, waiting included.
+
+    On one node, the work of small collectives is measured in one of 16 calls, and multiplied by 16.
     """
 
     @classmethod
     def none(cls) -> Counters:
-        """Nothing was done."""
+        """Return counters that are all zero."""
         return cls(0, 0, 0, 0, 0, 0.0, 0.0)
 
     @classmethod
     def of(cls, comm: _native.Comm) -> Counters:
-        """What the core counted for a communicator; local. Comm.metrics() is for users."""
+        """Return the core's counters for a communicator; local. Users call Comm.metrics()."""
         native = comm.counters()
         return cls(
             native.calls,
@@ -66,7 +65,7 @@ class Counters:
         )
 
     def line(self) -> str:
-        """Return all of them in words, as the interposer's report has them."""
+        """Return all counters in words, as in the interposer's report."""
         mb = [
             f"{count * 1e-6:.3f} MB"
             for count in (
@@ -81,13 +80,13 @@ class Counters:
         )
 
     def __add__(self, other: Counters) -> Counters:
-        """What was done in two places."""
+        """Return the sums of both."""
         if not isinstance(other, Counters):
             return NotImplemented
         return Counters(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """What happened between the reading `earlier` and this one."""
+        """Return the differences since the reading `earlier`."""
         if not isinstance(earlier, Counters):
             return NotImplemented
         pairs = zip(astuple(self), astuple(earlier), strict=True)
@@ -109,9 +108,9 @@ class _NativeCounters(ctypes.Structure):
 
 
 def interposer_counters() -> Counters | None:
-    """Counters of this rank over all its communicators; None where the interposer is not loaded.
+    """Return this rank's counters over all communicators; None without the interposer.
 
-    Local, no communication. May be called while another thread is in a collective.
+    Local, without communication; may be called while another thread is in a collective.
     """
     library = _loaded_interposer()
     if library is None:
@@ -131,23 +130,22 @@ def interposer_counters() -> Counters | None:
 
 @dataclass(frozen=True)
 class CollectiveCounters:
-    """What became of the calls of one collective on this rank since the process began."""
+    """Calls of one collective on this rank since the process began."""
 
     taken_calls: int
     """Calls that took the two-level path."""
     taken_bytes: int
-    """Their payload: of the data, of all blocks together, or of a reduction's input."""
+    """Their payload: the data, all blocks together, or the input of a reduction."""
     passed_calls: int
     """Calls that passed through to MPI."""
     passed_bytes: int
-    """Their payload, where the interposer looked at it."""
+    """Their payload, if the interposer looked at it."""
 
 
 def interposer_collectives() -> dict[str, CollectiveCounters] | None:
-    """By name, such as "MPI_Allreduce", what the interposer did with the calls of each collective
-    that it knows; None where it is not loaded.
+    """Return the interposer's counters by collective, such as "MPI_Allreduce"; None if not loaded.
 
-    Local, no communication, waits for nobody.
+    Local, without communication; never blocks.
     """
     library = _loaded_interposer()
     if library is None:
@@ -162,7 +160,7 @@ def interposer_collectives() -> dict[str, CollectiveCounters] | None:
 
 
 def _loaded_interposer() -> ctypes.CDLL | None:
-    """The preloaded library if this process has it, as a file of hsgd or under that name."""
+    """Return the preloaded library if this process has it, by its path in hsgd or its name."""
     for abi in mpi_abi.ABIS.values():
         path = mpi_abi.path("preload", abi)
         for name in (path.name, str(path)):
