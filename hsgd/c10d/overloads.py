@@ -1,7 +1,7 @@
-"""The other forms of a process group's methods: single tensors, op and root in place of options.
+"""The other forms of a process group's methods: single tensors, op and root instead of options.
 
-Owns their translation into the forms that torch.distributed's functions use. torch's own groups
-take them in C++, one for one as here (the overloads in torch._C._distributed_c10d).
+They are translated into the forms of torch.distributed's functions. torch's own groups do this in
+C++ (the overloads in torch._C._distributed_c10d).
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ Arguments = tuple[Any, ...]
 
 
 def usual(method: str, arguments: Sequence[Any], named: dict[str, Any]) -> Arguments:
-    """The arguments as torch.distributed's functions give them; local.
+    """Return the arguments in the form of torch.distributed's functions; local.
 
-    method: of a process group. Arguments of methods that have one form only stay as they are.
-    Raises TypeError for what is none of the forms.
+    Arguments of methods with one form stay as they are. Raises TypeError if no form fits.
     """
     if arguments and isinstance(arguments[-1], _OPTIONS) and not named:
         return tuple(arguments)

@@ -1,7 +1,6 @@
-"""Elastic jobs: an agent on each node starts and watches ranks, and worlds form anew when some are
-lost or join.
+"""Elastic jobs: an agent on each node starts and watches the ranks that `hsgd run --min-np` wants.
 
-Owns the processes of a job that `hsgd run --min-np` started. docs/elastic.md tells the whole way.
+If ranks are lost or join, the agents form a new world. docs/elastic.md describes all steps.
 """
 
 __all__: list[str] = []

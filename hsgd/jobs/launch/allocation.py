@@ -1,7 +1,7 @@
-"""The hosts that a resource manager gave to this job: Slurm, PBS, LSF, Grid Engine, OAR, Cobalt.
+"""Hosts that a resource manager allocated to this job: Slurm, PBS, LSF, Grid Engine, OAR, Cobalt.
 
-Owns the reading of their variables and files, and how ranks are spread over the hosts when nobody
-says. Never asks a resource manager itself.
+They are read from variables and files; no resource manager is called. If the user gives no hosts,
+ranks are spread over these.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PART = re.compile(r"\[([^][]*)\]|,|[^][,]+")
 
 @dataclass(frozen=True)
 class Allocation:
-    """source: the variable that gave the hosts, with its value."""
+    """Allocated hosts; `source` is the variable that names them, with its value."""
 
     source: str
     hosts: tuple[Host, ...]
@@ -39,15 +39,15 @@ class Allocation:
 
 
 def is_managed(environ: Mapping[str, str]) -> bool:
-    """Whether a resource manager started this job; local."""
+    """Return whether a resource manager started this job; local."""
     return any(name in environ for name in _JOBS)
 
 
 def tasks(environ: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return how many ranks this job's allocation is for, and the variable that says it; None
-    without one; local. Raises LaunchError if the allocation cannot be read.
+    """Return the number of ranks that this job's allocation is for, and its variable; local.
 
-    Of Slurm the tasks that were asked for; of others, or if nobody asked for tasks, all slots.
+    With Slurm these are the requested tasks; with others, or without a request, all slots. None
+    without an allocation. Raises LaunchError if it cannot be read.
     """
     if (asked := number(environ, "SLURM_NTASKS")) and "SLURM_JOB_ID" in environ:
         return asked, f"SLURM_NTASKS={asked}"
@@ -56,11 +56,11 @@ def tasks(environ: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def spread(environ: Mapping[str, str], ranks: int, *, fill: bool = False) -> tuple[Host, ...]:
-    """Hosts of the allocation and how many ranks each gets, all hosts about as many; empty where
-    there is no allocation, or it is this host alone; local.
+    """Return hosts of the allocation with even numbers of ranks; local.
 
-    fill: give all slots, which are `ranks` at least.
-    Raises LaunchError where the allocation has too few slots, and for one that cannot be read.
+    Empty if there is no allocation, or it is only this host. With `fill` the hosts get all slots,
+    which are at least `ranks`. Raises LaunchError if there are too few slots, or the allocation
+    cannot be read.
     """
     found = allocation(environ, ranks)
     if found is None or (len(found.hosts) == 1 and found.hosts[0].is_here):
@@ -86,10 +86,9 @@ def spread(environ: Mapping[str, str], ranks: int, *, fill: bool = False) -> tup
 
 
 def allocation(environ: Mapping[str, str], ranks: int) -> Allocation | None:
-    """The hosts of this job; None without a resource manager; local. Raises LaunchError.
+    """Return the hosts of this job; None without a resource manager; local. Raises LaunchError.
 
-    ranks: how many are to be started. Slurm gives a host slots for the tasks that were asked for,
-    and where these are too few, for its cores.
+    For `ranks` more than the requested tasks, Slurm's hosts have a slot for each core.
     """
     if "SLURM_JOB_ID" in environ:
         return _slurm(environ, ranks)
@@ -117,7 +116,7 @@ def _slurm(environ: Mapping[str, str], ranks: int) -> Allocation | None:
         return None
     source = f"SLURM_JOB_NODELIST={text}"
     names = list(itertools.islice(_expanded(source, text), MOST_RANKS))
-    own = environ.get("SLURMD_NODENAME", "")  # Slurm's name of this host may be no name of it
+    own = environ.get("SLURMD_NODENAME", "")  # Slurm's name may be none of this host's names
     if own in names and not Host(own, 1).is_here:
         names[names.index(own)] = socket.gethostname()
     found: list[int] = []
@@ -136,7 +135,7 @@ def _slurm(environ: Mapping[str, str], ranks: int) -> Allocation | None:
 
 
 def _expanded(source: str, text: str) -> Iterator[str]:
-    """The names of "node[1-3,07],login": a comma in brackets is no end of a name."""
+    """Yield the names of "node[1-3,07],login"; commas in brackets do not separate names."""
     parts: list[list[str]] = []
     at = 0
     for match in (*_PART.finditer(f"{text},"),):
@@ -164,7 +163,7 @@ def _range(source: str, text: str) -> list[str]:
 
 
 def _repeated(name: str, text: str) -> list[int]:
-    """The numbers of "2(x3),1"."""
+    """Return the numbers of "2(x3),1"."""
     numbers: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", item)
@@ -190,7 +189,7 @@ def _lines(name: str, path: str) -> list[str]:
 
 
 def _counted(source: str, names: list[str]) -> Allocation:
-    """A host has as many slots as it is named times."""
+    """Return the hosts, with one slot for each time a host is named."""
     if not names:
         raise LaunchError(f"{source} names no host; give hosts and slots with -H")
     return Allocation(source, tuple(Host(*pair) for pair in Counter(names).items()))
