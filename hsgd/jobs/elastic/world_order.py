@@ -92,7 +92,6 @@ def arrange(rows: Sequence[NodeRow], most_ranks: int) -> list[dict[int, Seat]]:
     Ranks of a node are consecutive. Rank 0 has the state: nodes and ranks are sorted by who held it
     last, and otherwise in the previous order. Beyond `most_ranks` the last ones get no seat.
     """
-
     kept: list[list[Candidate]] = [[] for _ in rows]
     waiting = [(_age(one), index, one) for index, row in enumerate(rows) for one in row.candidates]
     for _, index, one in sorted(waiting, key=lambda each: each[:2])[:most_ranks]:

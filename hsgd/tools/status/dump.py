@@ -76,9 +76,7 @@ def _look(kind: str, folder: str | None) -> None:
         door = f"\0hsgd-dump-{note.id:016x}-{note.node}"
         if not note.is_first:
             _wait_for_the_first(door)
-        elif (
-            note.error_rank != note.rank
-        ):  # of another node: this rank was late, and they left
+        elif note.error_rank != note.rank:  # of another node: this rank was late, and they left
             _show(f"hsgd: rank {note.rank} got {kind}", f"{note.id:016x}", folder, door)
 
 
