@@ -65,20 +65,14 @@ class Config:
     abort_after_s: float = _variable(  # type: ignore[assignment]
         "HSGD_ABORT_AFTER_S", 30.0, _between(float, 0, 1e9), "seconds from 0 to 1e9"
     )
-    """Over MPI: seconds a rank waits for the others, after an uncaught exception, before MPI_Abort.
-
-    0 never aborts.
-    """
+    """Over MPI: seconds from an uncaught exception until this rank aborts the job; 0 never."""
     oneshot_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_ONESHOT_BYTES",
         -1,
         _between(int, -1, 1 << 20),
         "bytes from 0 to 1048576, -1 to choose",
     )
-    """Largest payload that is sent in one synchronization, bytes; -1 measures.
-
-    In an allreduce of this kind every rank reads the whole input of every other rank.
-    """
+    """Largest payload, bytes, that every rank reads whole from all others; -1 measures."""
     chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_CHUNK_BYTES",
         -1,
@@ -89,10 +83,7 @@ class Config:
     wire_oneshot_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_ONESHOT_BYTES", 32 << 10, _between(int, 0, 1 << 20), "bytes from 0 to 1048576"
     )
-    """Most bytes that a node sends for one payload that travels whole.
-
-    With N nodes this allows payloads of up to 1 / (N - 1) of it.
-    """
+    """Most bytes that a node sends for one payload without splitting it, to all other nodes."""
     wire_chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_CHUNK_BYTES", 0, _between(int, 0, 1 << 28), "bytes from 0 to 268435456"
     )
@@ -108,10 +99,7 @@ class Config:
     flat_ranks: int = _variable(  # type: ignore[assignment]
         "HSGD_FLAT_RANKS", 16, _between(int, 1, 1024), "a whole number from 1 to 1024"
     )
-    """Up to this many ranks of a node, each rank checks all others.
-
-    With more, ranks are counted in groups by cache and NUMA node; a rank checks only its group.
-    """
+    """Up to this many ranks of a node check one another; more do so by cache and NUMA node."""
     near_nic: int = _variable(  # type: ignore[assignment]
         "HSGD_NEAR_NIC",
         -1,
@@ -136,10 +124,7 @@ class Config:
     interfaces: str = _variable(  # type: ignore[assignment]
         "HSGD_INTERFACES", "all", str, "names of network interfaces, as eth0,eth1"
     )
-    """Network interfaces for TCP connections, separated by commas, in order of preference.
-
-    "all" uses all interfaces that are up, except loopback.
-    """
+    """Interfaces for TCP, with commas, in order of preference; "all" is all but loopback."""
     slots: int = _variable(  # type: ignore[assignment]
         "HSGD_SLOTS", 4, _between(int, 3, 64), "a whole number from 3 to 64"
     )
@@ -154,17 +139,11 @@ class Config:
         _one_of("ordinary", "nontemporal", "auto"),
         "ordinary, nontemporal or auto",
     )
-    """Kind of stores into shared memory.
-
-    "auto" measures both at start-up, and on one node keeps comparing them.
-    """
+    """Stores into shared memory; "auto" measures both kinds, on one node continuously."""
     overlap: Literal["auto", "always", "never"] = _variable(  # type: ignore[assignment]
         "HSGD_OVERLAP", "auto", _one_of("auto", "always", "never"), "auto, always or never"
     )
-    """hsgd.torch: when gradients are sent.
-
-    "always" during backward, "never" during it; "auto" tries both in the first steps.
-    """
+    """hsgd.torch: send gradients during backward: always, never, or as first steps show."""
     check_replicas: Literal["share", "0", "1"] = _variable(  # type: ignore[assignment]
         "HSGD_CHECK_REPLICAS", "share", _one_of("share", "0", "1"), "share, 0 or 1"
     )
@@ -249,11 +228,7 @@ class Config:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
-        """Read the environment (default `os.environ`); local.
-
-        Raises:
-            ValueError: names the variable, its value and the expected values.
-        """
+        """Read the environment (default `os.environ`); ValueError names a wrong variable; local."""
         environ = os.environ if environ is None else environ
         values: dict[str, object] = {}
         for field in dataclasses.fields(cls):

@@ -1,7 +1,4 @@
-"""Error classes of hsgd: each derives from HsgdError and from the closest built-in class.
-
-Each message is one line that says what failed, on which rank, with which values, and what to do.
-"""
+"""Error classes of hsgd: each derives from HsgdError and from the closest built-in class."""
 
 from __future__ import annotations
 
@@ -49,10 +46,7 @@ class CollectiveTimeout(HsgdError, TimeoutError):
 
 
 class QueueFull(CollectiveTimeout):
-    """A NotifiedWindow had no room for another operation within the given time.
-
-    Nothing was sent, and the NotifiedWindow stays usable.
-    """
+    """A NotifiedWindow had no room in time for an operation; nothing was sent, it stays usable."""
 
 
 class SignatureMismatch(HsgdError, ValueError):

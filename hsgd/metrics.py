@@ -1,7 +1,4 @@
-"""Counters of the interposer or of a communicator in this process: calls, bytes per level, seconds.
-
-Nothing here loads a native library or calls MPI: without the interposer there is nothing to read.
-"""
+"""Counters of the interposer or a communicator: calls, bytes per level, seconds."""
 
 from __future__ import annotations
 
@@ -40,10 +37,7 @@ class Counters:
     wait_s: float
     """Time spent waiting for other ranks."""
     total_s: float
-    """Time spent inside the collectives, waiting included.
-
-    On one node, the work of small collectives is measured in one of 16 calls, and multiplied by 16.
-    """
+    """Time in collectives, with waits; on one node small ones are sampled, 1 of 16."""
 
     @classmethod
     def none(cls) -> Counters:
@@ -108,10 +102,7 @@ class _NativeCounters(ctypes.Structure):
 
 
 def interposer_counters() -> Counters | None:
-    """Return this rank's counters over all communicators; None without the interposer.
-
-    Local, without communication; may be called while another thread is in a collective.
-    """
+    """Return this rank's counters, or None without the interposer; local, from any thread."""
     library = _loaded_interposer()
     if library is None:
         return None
@@ -143,10 +134,7 @@ class CollectiveCounters:
 
 
 def interposer_collectives() -> dict[str, CollectiveCounters] | None:
-    """Return the interposer's counters by collective, such as "MPI_Allreduce"; None if not loaded.
-
-    Local, without communication; never blocks.
-    """
+    """Return the interposer's counters by collective, as "MPI_Allreduce", or None; local."""
     library = _loaded_interposer()
     if library is None:
         return None

@@ -1,7 +1,4 @@
-"""Facts of the build, from hsgd/_build.json: compiler, flags, and the MPIs of the native libraries.
-
-They say nothing of the MPIs that the machine has now: hsgd.tools.doctor.info compares those.
-"""
+"""Facts of the build, from hsgd/_build.json: compiler, flags, MPIs of the native libraries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks of numbers that callers pass in: whole, and within what the core can hold.
-
-Anything with `__index__` is a whole number, also NumPy's integers. Each refusal is one line.
-"""
+"""Checks of numbers from callers, with refusals of one line; `__index__` makes a whole number."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Closing: base of objects with a close(), and what happens to errors at the end of the program.
-
-It imports nothing of hsgd, so every package may use it.
-"""
+"""Closing: base of objects with a close(), and errors at the end of the program."""
 
 from __future__ import annotations
 
@@ -55,10 +52,7 @@ def program_failed() -> bool:
 
 
 def failing_with() -> BaseException | None:
-    """Return the error that is raised or handled in the caller, or ends the program; local.
-
-    None if there is none, or the program ends in order.
-    """
+    """Return the error that passes or ends the program, None at an orderly end; local."""
     error = sys.exc_info()[1]
     if error is None and program_failed():
         error = sys.last_value

@@ -1,7 +1,4 @@
-"""Closing of connections to other nodes in a forked child, such as a DataLoader's worker.
-
-If a child kept them open, the peers would not notice the death of its parent, which is a rank.
-"""
+"""Closing of connections in forked children, so that peers notice the death of the parent."""
 
 from __future__ import annotations
 

@@ -63,8 +63,5 @@ def describe(abis: list[str]) -> str:
 
 
 def path(kind: str, abi: str) -> Path:
-    """Return the path of the native library of that kind ("mpi", "pmpi" or "preload"); local.
-
-    The file may not exist.
-    """
+    """Return the native library's path (kind "mpi", "pmpi" or "preload"), or its place; local."""
     return Path(__file__).resolve().parents[1] / f"libhsgd_{kind}_{abi}.so"

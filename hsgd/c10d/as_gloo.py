@@ -84,10 +84,7 @@ class _Request:
         self._is_default = not given["global_ranks_in_group"]
 
     def is_for_gloo(self) -> bool:
-        """Return whether this rank is a member and torch will use gloo for CPU tensors; local.
-
-        Raises LaunchError if the program asks for a third backend on the CPU.
-        """
+        """Return whether this rank is a member and gloo serves the CPU; local. LaunchError."""
         if self._c10d.get_debug_level() == self._c10d.DebugLevel.DETAIL:
             return False  # torch wraps these groups to check each call
         devices = self._c10d.BackendConfig(self._given["backend"]).get_device_backend_map()

@@ -37,10 +37,7 @@ class Backward:
         self._works: list[HsgdWork] = []
 
     def watch(self, work: HsgdWork) -> None:
-        """Make backward() raise the error of `work`, if the reducer or its comm hook started it.
-
-        Local. Called in the thread of the caller, before the work can end.
-        """
+        """Make backward() raise the error of `work`; local, called before the work can end."""
         parent = self._worker.parent()
         if parent is not None and parent.siblings is not None:
             work.asker, work.siblings = _HOOK, parent.siblings

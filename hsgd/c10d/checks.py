@@ -1,7 +1,4 @@
-"""Checks of torch.distributed's arguments: each raises one line that says what was given.
-
-No check communicates: a rank with wrong arguments raises at once.
-"""
+"""Checks of torch.distributed's arguments, without communication: each raises one line."""
 
 from __future__ import annotations
 
@@ -78,10 +75,7 @@ def parts(what: str, parts: Sequence[Tensor], size: int, elements: int) -> None:
 
 
 def elements(what: str, tensor: Tensor, splits: list[int], size: int) -> list[int]:
-    """Return the elements for each rank of a tensor that is split along its first dimension.
-
-    Without split sizes the split is even. Raises ValueError if the sizes do not fit.
-    """
+    """Return the elements for each rank; even without split sizes. ValueError if they are wrong."""
     rows = tensor.shape[0] if tensor.dim() else 0
     if not splits:
         if rows % size:

@@ -24,10 +24,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def is_called_by_autograd(depth: int) -> bool:
-    """Return whether the frame `depth` above the caller's is that of autograd's engine.
-
-    False if it is Python code that the engine runs. Local.
-    """
+    """Return whether autograd's engine, not Python code, is `depth` frames above the caller."""
     try:
         frame = sys._getframe(depth + 1)
     except ValueError:  # in a thread of the engine
@@ -46,10 +43,7 @@ class SharedBuckets:
         self._closed = comm.size == 1 or not hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
     def concerns(self, tensor: Tensor) -> bool:
-        """Return whether move() must be called before this tensor is reduced; local.
-
-        The result is the same on all ranks that reduce tensors of equal shapes.
-        """
+        """Return whether to call move() first, equal on ranks that reduce equal shapes; local."""
         if self._closed or tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             return False
         return tensor.numel() * tensor.element_size() >= LEAST_BUCKET_BYTES

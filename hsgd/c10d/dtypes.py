@@ -1,7 +1,4 @@
-"""Views and conversions of tensors for the core, which knows flat arrays of eight dtypes.
-
-All of them are exact.
-"""
+"""Exact conversions of tensors for the core, which knows flat arrays of eight dtypes."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ _SIGN = -(2**63)
 
 @dataclass(frozen=True)
 class Lens:
-    """Conversion for a reduction by `op` in the core.
-
-    `into` makes the core's array from a flat tensor, a view if possible; `back` undoes it.
-    """
+    """Conversion for a reduction by `op`: `into` makes the core's array, `back` undoes it."""
 
     op: str
     into: Callable[[torch.Tensor], torch.Tensor]

@@ -1,7 +1,4 @@
-"""Collectives of flat CPU tensors over a Comm, for every dtype and operation of torch.
-
-All are collective and blocking; torch's calls run them within a work.
-"""
+"""Collectives of flat CPU tensors over a Comm, for all of torch's dtypes; they block."""
 
 from __future__ import annotations
 

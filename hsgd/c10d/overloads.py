@@ -34,10 +34,7 @@ Arguments = tuple[Any, ...]
 
 
 def usual(method: str, arguments: Sequence[Any], named: dict[str, Any]) -> Arguments:
-    """Return the arguments in the form of torch.distributed's functions; local.
-
-    Arguments of methods with one form stay as they are. Raises TypeError if no form fits.
-    """
+    """Return arguments in the form of torch.distributed's functions; TypeError if none fits."""
     if arguments and isinstance(arguments[-1], _OPTIONS) and not named:
         return tuple(arguments)
     form = _FORMS.get(method)

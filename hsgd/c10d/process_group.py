@@ -1,7 +1,4 @@
-"""The process group of backend "hsgd": collectives of hsgd and messages of gloo.
-
-For tensors of other devices it uses torch's own backends.
-"""
+"""The process group of backend "hsgd"; messages go over gloo, other devices to torch's backends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Set-up of a new process group: over MPI for ranks that mpirun started, else over torch's store.
-
-Every wait has the deadline of the group.
-"""
+"""Set-up of a process group: over MPI for ranks of mpirun, else over torch's store."""
 
 from __future__ import annotations
 

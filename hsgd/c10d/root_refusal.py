@@ -1,7 +1,4 @@
-"""Refusal by a root of its own arguments, reported to the ranks that wait for it.
-
-The root reports it by a collective that matches none of theirs.
-"""
+"""Refusal by a root of its arguments, reported by a collective that matches no other rank's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Routes of a method call: directly to the core, through the method, or to another device's group.
-
-The arguments of each call decide.
-"""
+"""Routes of a method call, by its arguments: the core, the method, or another device's group."""
 
 from __future__ import annotations
 

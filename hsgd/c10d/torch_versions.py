@@ -1,7 +1,4 @@
-"""Differences between versions of torch, found by features, never by version numbers.
-
-docs/internals/distributed.md lists the tested versions.
-"""
+"""Differences between versions of torch, found by features, never by version numbers."""
 
 from __future__ import annotations
 

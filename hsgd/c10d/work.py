@@ -168,10 +168,7 @@ class HsgdWork(dist.Work):
         return self._tensors
 
     def get_future(self) -> Any:
-        """Return a torch.futures.Future of the result tensors.
-
-        It is already done if a callback of another future requests it, which may wait for it.
-        """
+        """Return a Future of the result; done at once if another future's callback requests it."""
         self._worker.help(self)
         with self._lock:
             if self._future is not None:
@@ -204,10 +201,7 @@ class Worker:
         self._announcing: HsgdWork | None = None  # its callbacks are running
 
     def give_up(self, seconds: float) -> None:
-        """Make running and waiting works fail, as after a timeout of `seconds`; local.
-
-        It never blocks.
-        """
+        """Fail running and waiting works, as after a timeout of `seconds`; local, never blocks."""
         if (expire := self._expire()) is not None:
             expire(seconds)
 

@@ -1,8 +1,4 @@
-"""Comparison of arguments between ranks, before they begin something together.
-
-Nothing is made before all ranks agree, so a refused rank leaves nothing behind; all ranks return,
-or all raise.
-"""
+"""Agreement of ranks on arguments before they begin: all return, or all raise."""
 
 from __future__ import annotations
 
@@ -63,10 +59,7 @@ def agree(
 
 
 def digest_of(values: Mapping[str, object]) -> int:
-    """Return a number from 0 to 2^56 - 1, equal if agree() finds the terms equal; local.
-
-    For different terms the numbers are almost never equal.
-    """
+    """Return a number from 0 to 2^56 - 1, equal if agree() finds terms equal, else hardly ever."""
     return _digest(_texts(values))
 
 

@@ -414,10 +414,7 @@ class Comm(Closing):
         counts: Sequence[int] | None = None,
         name: str | None = None,
     ) -> Handle[Array]:
-        """Start a reduce_scatter; collective, not blocking.
-
-        See reduce_scatter and allreduce_async.
-        """
+        """Start a reduce_scatter; collective, not blocking. See allreduce_async."""
         code = _op_code("reduce_scatter", op)
         target, rows = self._scattered(array, out, counts)
         try:
@@ -661,10 +658,7 @@ class Comm(Closing):
         return Handle(self, request, lambda _: array, _named("broadcast", name))
 
     def barrier_async(self) -> Handle[None]:
-        """Start a barrier; collective, not blocking.
-
-        Its handle is done when all ranks have started it and finished what they started before.
-        """
+        """Start a barrier; done when all ranks have started it and finished earlier calls."""
         return Handle(self, self._native.barrier_async(), lambda _: None, "barrier")
 
     def split(self, color: int | None, key: int = 0) -> Comm | None:
@@ -796,11 +790,7 @@ class Comm(Closing):
         return self._native.shared_address()
 
     def make_window(self, owner: Any, options: _native.WindowOptions) -> _native.NotifiedWindow:
-        """Make the native part of a NotifiedWindow, which closes with this; collective, blocking.
-
-        Args:
-            owner: the NotifiedWindow, which close() closes.
-        """
+        """Make a NotifiedWindow's native part; close() closes `owner`; collective, blocking."""
         near = self.cross_size == 1 and not options.remote_only
         if self._mpi is None or near or options.sockets:
             native = self._native.window(options)
@@ -834,10 +824,7 @@ class Comm(Closing):
         self._native.abort()
 
     def expire(self, timeout_s: float) -> None:
-        """Abort, but waiting collectives raise CollectiveTimeout, as if `timeout_s` had passed.
-
-        The error names the ranks that were waited for, on the other ranks, too.
-        """
+        """Abort as after a deadline of `timeout_s`; CollectiveTimeout names the awaited ranks."""
         if self._device is not None:
             self._device.abort()
         self._native.expire(timeout_s)
@@ -912,10 +899,7 @@ class Comm(Closing):
                 _free(self._mpi)
 
     def before_close(self, function: Callable[[], object]) -> None:
-        """Register a function that close() calls first; local.
-
-        For objects that use this communicator and must be closed before it.
-        """
+        """Register a function that close() calls first, for users of this communicator; local."""
         self._before_close.append(function)
 
     def not_before_close(self, function: Callable[[], object]) -> None:
@@ -1093,10 +1077,7 @@ def _rows(counts: Sequence[int]) -> list[int]:
 def _joiner(
     array: Array, out: Array | None
 ) -> Callable[[tuple[Any, list[int]]], tuple[Array, list[int]]]:
-    """Return a function that makes the result from the core's memory and rows.
-
-    The memory is not used if there is `out`. The function keeps no reference to `array`.
-    """
+    """Return a function that makes results from the core's memory (or `out`) and rows."""
     dtype, more = _dtype(array), _shape(array)[1:]
 
     def join(given: tuple[Any, list[int]]) -> tuple[Array, list[int]]:

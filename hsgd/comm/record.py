@@ -8,10 +8,7 @@ __all__ = ["Record", "Span"]
 
 
 class Span(NamedTuple):
-    """Time of this rank on one step, in seconds of time.monotonic().
-
-    Steps of several levels alternate: in between, the rank did other work or waited.
-    """
+    """Seconds of time.monotonic() for one step; steps of several levels alternate."""
 
     begin_s: float
     end_s: float

@@ -78,10 +78,7 @@ def summarize(paths: Iterable[str | Path]) -> str:
 
 
 def document(paths: Iterable[str | Path]) -> dict[str, list[dict[str, str | float | None]]]:
-    """Return the figures of summarize() for programs: "rows" and "collectives".
-
-    "rows" are by rank. Same errors.
-    """
+    """Return the figures of summarize(): "rows" by rank, and "collectives"; same errors."""
     return {
         what: [
             {

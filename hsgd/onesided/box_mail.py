@@ -34,10 +34,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Letter(NamedTuple):
-    """Request to an owner: apply `what` to `length` values from place `at` on.
-
-    The reply has `returns` values from `offset` on.
-    """
+    """Request to an owner: `what` to do with `length` values from `at`, and values to return."""
 
     what: int
     offset: int = 0
@@ -246,10 +243,7 @@ class Mail:
     # --- the owner ---
 
     def _run(self) -> None:
-        """Serve letters: those of a worker in order, as the last letter of a change counts it.
-
-        Workers take turns, but letters without values come first.
-        """
+        """Serve letters: each worker's in order, workers in turn, letters without values first."""
         turns = list(range(self._comm.size))
         taken = {lane: [0] * len(turns) for lane in (self._notes, self._values)}
         stamp, replies = 0, dict[int, _Bytes]()

@@ -176,10 +176,7 @@ class NotifiedWindow(Closing):
         return self._native.done(natural("NotifiedWindow: ticket", ticket))
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Wait until all writes of this rank were delivered; local, blocking.
-
-        Raises CollectiveTimeout, which names the oldest operation that was not.
-        """
+        """Wait until all writes of this rank were delivered; blocking. CollectiveTimeout."""
         self._native.drain(self._limit(timeout_s))
 
     def wait_any(
@@ -218,17 +215,11 @@ class NotifiedWindow(Closing):
         return self._native.test(natural("NotifiedWindow: slot", slot, UINT32_MAX))
 
     def reset(self, slot: int) -> int:
-        """Set a slot of this rank to 0, and return its version; local, not blocking.
-
-        The writer's next version must still be above its last.
-        """
+        """Reset a slot to 0, and return its version; later versions must still increase; local."""
         return self._native.reset(natural("NotifiedWindow: slot", slot, UINT32_MAX))
 
     def bind(self, slot: int, source: int) -> None:
-        """Declare that only `source` notifies this slot, to name it in errors; local.
-
-        Its death then ends a wait for the slot.
-        """
+        """Declare `source` the only writer of a slot, to notice its death; local."""
         self._native.bind(
             natural("NotifiedWindow: slot", slot, UINT32_MAX),
             c_int("NotifiedWindow: source", source),

@@ -294,10 +294,7 @@ class ParameterBox(Closing):
         return self._native.elastic(list(weights), rate, delta, self._timeout_s)
 
     def refresh(self) -> None:
-        """Make the next read see all earlier changes of any process; blocking.
-
-        Inside a node every read does.
-        """
+        """Make the next read see all earlier changes; blocking. In a node every read does."""
         self._native.version()  # raises if closed
         if self._spread is not None:
             self._spread.refresh()

@@ -1,7 +1,4 @@
-"""SpreadBox: a ParameterBox over several nodes; each owns a part, and copies the rest.
-
-It needs no thread of the owner's program: the threads of hsgd's mail serve.
-"""
+"""SpreadBox: a ParameterBox over several nodes; each owns a part, and copies the rest."""
 
 from __future__ import annotations
 
@@ -36,11 +33,7 @@ class SpreadBox:
     def __init__(
         self, comm: Comm, box: _native.Box, shards: str | None, timeout_s: float, network: Network
     ) -> None:
-        """Serve the other nodes; collective over `comm`.
-
-        Args:
-            box: this node's box of all values, with chunks of at most chunk_bytes_over() bytes.
-        """
+        """Serve the other nodes from this node's `box` of all values; collective over `comm`."""
         owners = _owners(comm, shards)
         self._comm, self._native, self._timeout_s = comm, box, timeout_s
         self._count, self._chunk = box.count(), box.chunk_count()

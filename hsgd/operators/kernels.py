@@ -45,10 +45,7 @@ def why_in_python() -> str:
 
 @functools.cache
 def load() -> Any:
-    """Load the library and its kernels; None if operators go through Python; local.
-
-    Raises HsgdError if it does not load.
-    """
+    """Load the library with its kernels, or return None; HsgdError if it fails; local."""
     if why_in_python():
         return None
     try:

@@ -33,10 +33,7 @@ def ops() -> Any:
 
 
 def define() -> None:
-    """Define the operators in torch, with kernels for CPU tensors; local.
-
-    A second call does nothing. Raises HsgdError if the library does not load.
-    """
+    """Define the operators, with CPU kernels, once; HsgdError if the library fails; local."""
     with _lock:
         kernels.load()
         for name in _SCHEMAS.keys() - _defined:

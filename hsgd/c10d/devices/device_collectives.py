@@ -41,10 +41,7 @@ class DeviceWork(dist.Work):
         self._future: Any = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Order the current stream after the result; never blocks.
-
-        Raises the error of this or an earlier collective, if it is known by now.
-        """
+        """Order the current stream after the result; never blocks. Raises known errors."""
         self._check()
         torch.cuda.current_stream(self._side.device).wait_event(self._end)
         return True
@@ -76,10 +73,7 @@ class DeviceWork(dist.Work):
         return self._tensors
 
     def get_future(self) -> Any:
-        """Return a Future of the result tensors, done in the order of streams.
-
-        Its callbacks run at once, on a stream that is ordered after the result.
-        """
+        """Return a Future whose callbacks run at once, on a stream ordered after the result."""
         if self._future is None:
             self._future = torch.futures.Future(devices=[self._side.device])
             with torch.cuda.stream(self._side):

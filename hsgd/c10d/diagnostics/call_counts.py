@@ -39,10 +39,7 @@ class CallCounts:
         return ", ".join(f"{what} {calls} calls {size} B" for what, calls, size in found) or "none"
 
     def print_at_exit(self, rank: int) -> None:
-        """Write the line to stderr when this process ends; a second call does nothing.
-
-        `rank` is the rank in the job.
-        """
+        """Print the line on stderr, with the rank in the job, at the end of the process; once."""
         if not self._printed:
             self._printed = True
             # Children of multiprocessing run this, but not atexit.

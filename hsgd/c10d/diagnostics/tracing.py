@@ -25,10 +25,7 @@ _UNTRACED = contextlib.nullcontext()
 
 
 def begin(backend: str, what: str, tensors: Iterable[torch.Tensor]) -> Any:
-    """Begin the range of a collective, with its tensors' shapes; None without a profiler.
-
-    Only a profiler of this thread counts. Local.
-    """
+    """Begin a collective's range, with shapes; None if no profiler runs in this thread; local."""
     if not _profiler_enabled():
         return None
     ended: Any = torch.futures.Future()

@@ -26,10 +26,7 @@ class Circle(Protocol):
         """The rank of this process in the circle, from 0."""
 
     def exchange(self, what: str, value: object, limit_s: float | None = None) -> list[object]:
-        """Return every rank's JSON value, by rank; collective, blocking, with a deadline.
-
-        `limit_s` is that of Board.exchange().
-        """
+        """Return every rank's JSON value, by rank; collective, blocking. See Board.exchange()."""
 
 
 def find_nodes(board: Circle, size: int) -> list[int]:
@@ -51,10 +48,7 @@ def number_nodes(marks: Sequence[object]) -> list[int]:
 
 
 def _running_kernel() -> str:
-    """Return the kernel's boot id: ranks with different ids share no node.
-
-    If it cannot be read, as in sandboxes, no rank of the node can read it, and this returns "".
-    """
+    """Return the boot id, which ranks of one node share; "" if /proc cannot be read."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

@@ -145,10 +145,7 @@ def _meet_on_nodes(
 
 
 def _together(circle: Circle, what: str, make: Callable[[], Any], limit_s: float) -> list[Any]:
-    """Return the result of make() of each rank; if it fails on one rank, all raise.
-
-    `limit_s` bounds make() and the exchange together, in seconds.
-    """
+    """Return make()'s result of each rank, within `limit_s`; if it fails on one, all raise."""
     failure: Exception | None = None
     row: list[Any] = ["", None, -1]
     end = time.monotonic() + limit_s

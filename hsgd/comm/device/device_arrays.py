@@ -1,7 +1,4 @@
-"""Arrays on a CUDA device: memory, device and stream, with checks before anything is queued.
-
-Accepts torch tensors and objects with `__cuda_array_interface__` (CuPy, Numba).
-"""
+"""Checked arrays of CUDA devices: torch tensors, and `__cuda_array_interface__` (CuPy, Numba)."""
 
 from __future__ import annotations
 
@@ -119,10 +116,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int] | None, item_byt
 
 
 def empty_like(array: Any, shape: Sequence[int], what: str) -> Any:
-    """Make an array of another shape on the same device, by the library of `array`.
-
-    TypeError if hsgd does not know that library.
-    """
+    """Make an array of another shape on the device of `array`; TypeError for unknown libraries."""
     if hasattr(array, "is_cuda"):
         return array.detach().new_empty(tuple(shape))
     library = type(array).__module__.partition(".")[0]

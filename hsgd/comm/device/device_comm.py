@@ -49,10 +49,7 @@ class DeviceRequest:
         return self._work.done()
 
     def wait(self, timeout_s: float = -1.0) -> bool:
-        """Order later work of the array's stream after the result, and return True; local.
-
-        It never blocks. Raises the error of this or an earlier collective, if it is known by now.
-        """
+        """Order later work of the array's stream after the result; local. Raises known errors."""
         self._comm.order(self._work, self._arrays)
         return True
 
@@ -100,10 +97,7 @@ class DeviceComm:
         return cls(comm, config, DeviceArray.of(array, "array", config.cuda_library).ordinal)
 
     def close(self) -> None:
-        """Free everything; local, blocks until started collectives are done.
-
-        A second call does nothing.
-        """
+        """Free everything; local, blocks until started collectives end. May be called again."""
         is_done = self._native.close()
         for host in self._hosts:
             host.close()
@@ -113,10 +107,7 @@ class DeviceComm:
         self._lost.clear()
 
     def leave(self) -> None:
-        """Announce that this rank leaves, as Comm.leave(); local.
-
-        Collectives that have not run yet fail on the other ranks.
-        """
+        """Leave, as Comm.leave(); local. Pending collectives fail on the other ranks."""
         for host in self._hosts:
             host.leave()
 

@@ -76,10 +76,7 @@ def is_asked_for(arguments: argparse.Namespace) -> bool:
 def plan(
     arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]
 ) -> elastic_job.ElasticJob:
-    """Return the job for the options; local, except for a first call of the script.
-
-    Raises LaunchError, MissingExtra without torch, ValueError if options contradict each other.
-    """
+    """Return the job, after a call of the script; LaunchError, MissingExtra, ValueError."""
     from hsgd.jobs.elastic import elastic_job  # late: it takes most of the start-up time of `hsgd`
     from hsgd.jobs.elastic.host_discovery import HostScript
     from hsgd.jobs.elastic.node_agent import AgentOptions

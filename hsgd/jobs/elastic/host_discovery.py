@@ -1,7 +1,4 @@
-"""Host discovery: the user's script prints the hosts that an elastic job may use now.
-
-The lines, "node1:4", are those of a hostfile.
-"""
+"""Host discovery: the user's script prints the usable hosts, as lines of a hostfile."""
 
 from __future__ import annotations
 

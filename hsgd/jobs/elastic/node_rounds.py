@@ -33,10 +33,7 @@ class Rounds(Protocol):
     """Interface that forms rounds of nodes."""
 
     def next(self, row: NodeRow) -> tuple[int, list[NodeRow], int]:
-        """Return the new round: its number, from 1, the rows of its nodes, and the own index.
-
-        Collective over the agents that are left, blocking.
-        """
+        """Return number (from 1), rows and own index of the next round; collective, blocking."""
 
     def others_wait(self) -> bool:
         """Return whether nodes wait to join; local."""
@@ -118,10 +115,7 @@ class NodeRounds:
             raise _in_one_line(error) from None
 
     def _anew(self, row: NodeRow) -> tuple[int, list[NodeRow]] | None:
-        """Form a round by torch's rendezvous; None if a node was lost meanwhile.
-
-        Rank 0 decides, so None is the same on all nodes that are left.
-        """
+        """Form a round by torch's rendezvous; None, on all agents left, if a node was lost."""
         try:
             info = self._handler.next_rendezvous()
         except self._late:
@@ -187,10 +181,7 @@ def _in_one_line(error: Exception) -> RuntimeError:
 
 
 def _repeat_address(info: Any) -> None:
-    """Publish the address that new nodes wait for in next_rendezvous().
-
-    A handler publishes it only in its first round (torch 2.13).
-    """
+    """Publish the address for new nodes, as torch's handler does only in its first round."""
     address = getattr(info, "bootstrap_store_info", None)
     if address is not None:
         info.store.set(address.MASTER_ADDR_KEY, address.master_addr)

@@ -1,7 +1,4 @@
-"""Slots: the places for workers on a node, and when a new worker may start in an empty one.
-
-Workers that fail repeatedly start ever later, and finally no more.
-"""
+"""Slots: the places for workers on a node; workers that fail restart ever later."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Assignment of ranks in a new world, from the rows of all nodes' agents; pure functions.
-
-All agents compute the same from the same rows.
-"""
+"""Ranks of a new world, computed by all agents from the same rows; pure functions."""
 
 from __future__ import annotations
 

@@ -76,10 +76,7 @@ class AgentLink:
         os.environ.pop(AGENT_ROUND, None)
 
     def when_broken(self, give_up: Callable[[], object]) -> None:
-        """Call `give_up` once this world is broken and this rank still in it; local.
-
-        It ends waiting calls; it is called in the link's thread, or now.
-        """
+        """Call `give_up` once this world is broken; local, in the link's thread or now."""
         with self._lock:
             self._give_up = give_up
             is_broken = self._broken == self.round
@@ -157,10 +154,7 @@ class AgentLink:
 
 @functools.cache
 def link() -> AgentLink | None:
-    """Return the connection to this process's agent, or None; local.
-
-    Raises LaunchError if it was closed on the way.
-    """
+    """Return the connection to the agent, or None; LaunchError if it was closed; local."""
     text = os.environ.pop(FD, "")  # children are no workers
     if not text:
         return None
@@ -178,10 +172,7 @@ def link() -> AgentLink | None:
 
 
 def enter_world() -> None:
-    """Ensure that a worker of an agent has its place in a world; blocking.
-
-    Does nothing without an agent. Raises LaunchError if the agent is gone.
-    """
+    """Wait for a worker's place in a world; LaunchError if the agent is gone; blocking."""
     agent = link()
     if agent is not None and agent.is_own and AGENT_ROUND not in os.environ:
         importlib.import_module("torch.distributed")  # slow; after enter() others would wait

@@ -1,7 +1,4 @@
-"""Meaning of the launchers' variables for a job: how its ranks connect, and which are refused.
-
-Nothing here loads MPI or torch, as `hsgd info` uses it too.
-"""
+"""Meaning of the launchers' variables, without MPI or torch: `hsgd info` uses it too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The table of launchers: the variables with a process's rank and the number of ranks.
-
-All of hsgd reads these variables by this table. Nothing here loads MPI or torch.
-"""
+"""The table of launchers: the variables with a process's rank and the number of ranks."""
 
 from __future__ import annotations
 
@@ -157,10 +154,7 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
 
 
 def launched_in(environ: Mapping[str, str]) -> list[Launched]:
-    """Return the launchers that started one another and this process, innermost first; local.
-
-    The order is torchrun, an MPI's, horovodrun, others.
-    """
+    """Return the launchers that started one another and this process, innermost first; local."""
     found = (
         *(_told(_TORCHRUN, environ), _of_mpi(environ)),
         *(_told(_HOROVODRUN, environ), _of_others(environ)),

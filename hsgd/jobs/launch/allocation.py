@@ -86,10 +86,7 @@ def spread(environ: Mapping[str, str], ranks: int, *, fill: bool = False) -> tup
 
 
 def allocation(environ: Mapping[str, str], ranks: int) -> Allocation | None:
-    """Return the hosts of this job; None without a resource manager; local. Raises LaunchError.
-
-    For `ranks` more than the requested tasks, Slurm's hosts have a slot for each core.
-    """
+    """Return the allocated hosts, Slurm's with slots for `ranks`; None without; LaunchError."""
     if "SLURM_JOB_ID" in environ:
         return _slurm(environ, ranks)
     for name in _NODE_FILES:

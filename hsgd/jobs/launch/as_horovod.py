@@ -58,10 +58,7 @@ def is_on() -> bool:
 
 
 def by_plugin() -> bool:
-    """Return whether it does so beside Horovod, because of HOROVOD_PLUGIN=hsgd; local.
-
-    False in horovodrun itself, which asks Horovod's modules for their build options.
-    """
+    """Return whether HOROVOD_PLUGIN=hsgd gives hsgd.torch; local. False in horovodrun itself."""
     return (
         preload.plugin_of(os.environ) == preload.AS_HOROVOD
         and Config.from_env().as_horovod == "0"
@@ -73,10 +70,7 @@ def by_plugin() -> bool:
 
 
 def other_way(first: str = "") -> str:
-    """Return text to add to an error that Horovod's own module would not raise; local.
-
-    It begins with `first`. Empty unless the plugin gave the script hsgd.torch.
-    """
+    """Return a hint for errors that Horovod would not raise; empty without the plugin; local."""
     return f"; {first}{_OTHER_WAY}" if _TORCH in sys.modules and by_plugin() else ""
 
 
@@ -235,10 +229,7 @@ def _refuse_both(other: str | None) -> None:
 
 @functools.cache
 def announce(ignored: tuple[str, ...]) -> None:
-    """Print, for rank 0, that the script's horovod.torch is hsgd.torch; local, once.
-
-    `ignored` are set variables of Horovod that hsgd.torch does not read.
-    """
+    """Print, once, that horovod.torch is hsgd.torch, and its `ignored` variables; local."""
     if _TORCH not in sys.modules or not is_on():
         return
     if by_plugin():

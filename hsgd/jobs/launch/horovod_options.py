@@ -72,10 +72,7 @@ def without_meaning(arguments: argparse.Namespace) -> list[str]:
 
 
 def read_hostfile(path: str) -> str:
-    """Return a host list, node1:2,node2:2, from lines like "node1 slots=2" or "node1:2"; local.
-
-    Raises LaunchError for other lines, or none.
-    """
+    """Return a host list from lines like "node1 slots=2" or "node1:2"; LaunchError; local."""
     try:
         text = Path(path).read_text()
     except OSError as error:

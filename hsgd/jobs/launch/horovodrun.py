@@ -87,10 +87,7 @@ def _stop(error: Exception) -> NoReturn:
 
 @contextmanager
 def _replaced(launcher: Any, plugin: str) -> Iterator[None]:
-    """Set the plugin's environment and mpi_run for one launch.
-
-    horovod.run() returns and may launch again without them.
-    """
+    """Set the plugin's environment and mpi_run for one launch, and restore them."""
     variable, original = os.environ.get(preload.VARIABLE), launcher.mpi_run
     os.environ[preload.VARIABLE] = plugin
     launcher.mpi_run = mpi_run

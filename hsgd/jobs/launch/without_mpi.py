@@ -1,7 +1,4 @@
-"""Jobs without MPI, if `hsgd run` finds no mpirun: torchrun here, or one on each host.
-
-Only torchrun starts ranks; hsgd.Comm(), hsgd.init() and the backend "hsgd" work under it.
-"""
+"""Jobs without MPI, if `hsgd run` finds no mpirun: torchrun here, or one on each host."""
 
 from __future__ import annotations
 

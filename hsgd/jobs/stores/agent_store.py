@@ -82,10 +82,7 @@ def connect(timeout_s: float) -> AgentStore:
 
 
 def open_store(host: str, port: int, timeout_s: float) -> Any:
-    """Open a connection of its own to a store of torch.distributed; blocking.
-
-    Raises RuntimeError if no process serves it.
-    """
+    """Open a separate connection to a store of torch.distributed; blocking. RuntimeError."""
     import torch.distributed
 
     dist: Any = torch.distributed

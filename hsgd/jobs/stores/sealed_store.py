@@ -45,10 +45,7 @@ def sealed(store: Any) -> Any:
 
 
 class SealedStore:
-    """A Store with encrypted and signed values; ForeignValue if one is not the job's.
-
-    `store` is as board.Store, with append() and compare_set() as torch.distributed's.
-    """
+    """A Store like board.Store with encrypted, signed values; ForeignValue for other ones."""
 
     def __init__(self, store: Any, secret: str) -> None:
         self._store = store
@@ -85,10 +82,7 @@ class SealedStore:
         self._store.wait(keys, timeout)
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Set `value` if the key has the value `expected`; return the value after that.
-
-        A key that does not exist counts as an empty value.
-        """
+        """Set `value` if the value is `expected` ("" if missing); return the value after that."""
         before = self._kept(key) if self._store.check([key]) else b""
         found = self._open(key, before) if before else b""
         if found != expected.encode():

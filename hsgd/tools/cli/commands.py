@@ -115,10 +115,7 @@ def _run_command(words: list[str]) -> int:
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Make the parser for a command line; local.
-
-    The options of `hsgd data`, which need h5py, are in it only if `words` begin with "data".
-    """
+    """Make the parser; with options of `hsgd data` (h5py) only if `words` begin so; local."""
     parser = argparse.ArgumentParser(
         prog="hsgd",
         description="Two-level collectives, data reader and launcher for data-parallel training.",

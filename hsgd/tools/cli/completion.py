@@ -1,7 +1,4 @@
-"""Completion of the `hsgd` command in bash, zsh and fish, generated from its parser.
-
-The program of a job and its arguments are completed as file names.
-"""
+"""Completion of the `hsgd` command in bash, zsh and fish, generated from its parser."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`hsgd doctor`: trials of this machine, each with a verdict and, if it failed, a remedy.
-
-Nothing is changed or left behind: trials run in child processes. `hsgd info` gathers the facts.
-"""
+"""`hsgd doctor`: trials of this machine in child processes, with verdicts and remedies."""
 
 from __future__ import annotations
 
@@ -46,11 +43,7 @@ _JOB_REMEDIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Result of one trial.
-
-    A `state` of "fail" prevents the use of hsgd, or of an installed part; "note" is only
-    information.
-    """
+    """Result of a trial; "fail" prevents use of hsgd or an installed part, "note" informs."""
 
     name: str
     state: State
@@ -59,10 +52,7 @@ class Trial:
 
 
 def examine() -> list[Trial] | None:
-    """Run all trials; local, blocking, some ten seconds.
-
-    Under mpirun only rank 0 gets the list, and no job is started from within the job.
-    """
+    """Run all trials, some ten seconds; blocking. Under mpirun only rank 0 gets the list."""
     with ThreadPoolExecutor() as pool:
         report = pool.submit(info.gather)
         trials = [pool.submit(trial) for trial in _TRIALS]

@@ -1,8 +1,4 @@
-"""Sockets, NUMA nodes and last-level caches of this node, and those that hold this process.
-
-For reports: the core reads the same files of /sys itself
-(hsgd/csrc/core/topology/cpu_topology.cpp).
-"""
+"""Sockets, NUMA nodes and last-level caches of this node, from /sys, for reports."""
 
 from __future__ import annotations
 

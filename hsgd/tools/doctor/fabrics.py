@@ -93,10 +93,7 @@ class Fabrics:
 def find(
     libmpi: str, environ: Mapping[str, str], sys: Path = Path("/sys"), dev: Path = Path("/dev")
 ) -> Fabrics:
-    """Read the facts of this node; local, fast.
-
-    `libmpi` is the path of the MPI library that hsgd loads, or "" without one.
-    """
+    """Read the facts of this node; local. `libmpi` is hsgd's MPI library, or ""."""
     adapters = networks.rdma_adapters(sys / "class")
     verbs = any((sys / "class" / "infiniband" / name).exists() for name in adapters)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -1,8 +1,4 @@
-"""`hsgd info`: facts of the build, the machine and the job, and problems.
-
-Nothing is changed. MPI, torch and Horovod are loaded only in child processes, because a broken one
-may crash.
-"""
+"""`hsgd info`: facts and problems; MPI, torch and Horovod load only in child processes."""
 
 from __future__ import annotations
 
@@ -86,11 +82,7 @@ class Report:
 
 
 def gather() -> Report | None:
-    """Collect the report; None on ranks other than 0.
-
-    Collective over the ranks if mpirun started them. Blocking; takes seconds, because torch is
-    imported in a child process.
-    """
+    """Collect the report, in seconds; collective under mpirun: None on ranks other than 0."""
     job = node_layout.probe()
     if job is not None and job.rank != 0:
         return None

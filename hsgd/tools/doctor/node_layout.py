@@ -1,7 +1,4 @@
-"""Ranks of the running job that share a node, gathered over MPI, for `hsgd info` under mpirun.
-
-Works without hsgd's native library, even if that is broken.
-"""
+"""Layout of the running job, gathered over MPI; works without hsgd's native library."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Probes of MPI, mpi4py, Horovod, shared memory and a job in child processes, which may crash.
-
-MPI is never loaded into this process; only the ranks of JOB call MPI_Init.
-"""
+"""Probes of MPI, mpi4py, Horovod, shared memory and a job, in child processes."""
 
 from __future__ import annotations
 
@@ -124,10 +121,7 @@ class Finding:
 
 
 def libmpi_of_hsgd(abi: str | None = None) -> Finding:
-    """Find the MPI that the interposer's engine for that ABI loads; local, blocking.
-
-    None is the first ABI.
-    """
+    """Find the MPI that the interposer for that ABI (or the first one) loads; blocking."""
     return _look(_HSGD.format(abi=abi))
 
 
@@ -156,10 +150,7 @@ def tuning(ranks: int) -> Finding:
 
 
 def sums(ranks: int) -> Finding:
-    """Check that `ranks` processes of this node sum an array in shared memory; local, blocking.
-
-    The line is the time that it took, in milliseconds.
-    """
+    """Check a sum of `ranks` processes in shared memory; the line is its ms; blocking."""
     return _run(_SHOW + (_FORKED_RANKS + _SUMS).format(ranks=ranks))
 
 

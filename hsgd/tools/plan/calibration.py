@@ -1,7 +1,4 @@
-"""Constants of the model: costs of rounds, messages and bytes, and their source.
-
-benchmarks/plan_calibration.py measures them.
-"""
+"""Constants of the model: costs of rounds, messages and bytes, and their source."""
 
 from __future__ import annotations
 
@@ -59,10 +56,7 @@ class Calibration:
 
 
 def read_calibration(path: Path = DEFAULT) -> Calibration:
-    """Read constants from a JSON file whose "calibration" has them; local.
-
-    Raises OSError without the file, ValueError with its name if its content is invalid.
-    """
+    """Read the "calibration" of a JSON file; local. OSError, or ValueError with its name."""
     with open(path, encoding="utf-8") as file:
         try:
             return Calibration(**json.load(file)["calibration"])

@@ -59,10 +59,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One allreduce, with times in seconds; low and high are bounds from the calibration.
-
-    The calibration's own measurements were within these bounds.
-    """
+    """One allreduce; times in seconds, with bounds that held in the calibration."""
 
     seconds: float
     low: float

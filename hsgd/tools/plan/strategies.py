@@ -158,10 +158,7 @@ def _added(
 
 
 def _choose(outlooks: list[Outlook], workload: Workload) -> Outlook | None:
-    """Return the first outlook that leaves little exposed; they go from exact to loose.
-
-    If none does, return the first whose step is as short as any, within the model's precision.
-    """
+    """Return the first, most exact outlook with little exposed; else the first of the shortest."""
     compute_s = workload.compute_s
     if compute_s is None:
         return None

@@ -1,7 +1,4 @@
-"""`hsgd status`: its options, and the order of its steps.
-
-The exit code is 1 if nothing was found, or a page or host could not be read.
-"""
+"""`hsgd status`: options and steps; exit code 1 if nothing was found, or a read failed."""
 
 from __future__ import annotations
 
@@ -138,10 +135,7 @@ def _once(arguments: argparse.Namespace, given: list[str], reader: Reader | None
 
 
 def _with_job_hosts(given: list[str], here: Look) -> tuple[list[str], list[str]]:
-    """Return the given hosts and the other hosts of the jobs here, and a line about unknown ones.
-
-    The line is there if a job has other nodes, but no rank here knows their names.
-    """
+    """Return given and further hosts of the jobs here, and a line if some are unknown."""
     found, own = named_hosts(here.rows), socket.gethostname()
     hosts = list(dict.fromkeys([*given, *(host for host in found if host != own)]))
     elsewhere = [row.comm for row in here.rows if row.nodes > 1]

@@ -119,10 +119,7 @@ def _show(cause: str, comm: str, folder: str | None, door: str) -> None:
 
 
 def _write(folder: str, group: Group, groups: list[Group], seen: Look) -> Path:
-    """Write into a folder for this communicator; raises OSError.
-
-    All of its nodes share the folder if they share the disk.
-    """
+    """Write into this communicator's folder, which all its nodes share; raises OSError."""
     import json
     from pathlib import Path
 

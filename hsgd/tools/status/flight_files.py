@@ -29,10 +29,7 @@ _TORCH_NAMES = {
 
 
 def flight_files(group: Group) -> dict[str, bytes]:
-    """Return a file for each seen rank, by name.
-
-    On one node, ranks that were not seen are in no call, and have empty files.
-    """
+    """Return a file for each seen rank, by name; on one node empty files for unseen ranks."""
     own = {"name": group.comm, "desc": "hsgd", "ranks": str(list(range(group.rows[0].size)))}
     common = {"version": _VERSION, "pg_config": {group.comm: own}, "pg_status": {}}
     entries = {row.rank: [_entry(row)] if row.call else [] for row in group.rows}

@@ -1,7 +1,4 @@
-"""Reading of this user's processes: a row for each rank of each communicator.
-
-Pages are read twice, a moment apart, to see which ranks move. waits.py judges the rows.
-"""
+"""Rows of this user's ranks, read twice, a moment apart, to see which ranks move."""
 
 from __future__ import annotations
 
@@ -98,10 +95,7 @@ def look(pids: Sequence[int] = (), *, twice: bool = True) -> Look:
 
 
 def named_hosts(rows: Sequence[Row]) -> list[str]:
-    """Return the hosts of all nodes of these communicators; local.
-
-    The first rank of this node knows them.
-    """
+    """Return the hosts of all nodes of these communicators, if a rank here knows; local."""
     names: dict[str, None] = {}
     for pid in sorted({row.pid for row in rows if row.nodes > 1}):
         with contextlib.suppress(OSError, PageRefused):  # it ended meanwhile

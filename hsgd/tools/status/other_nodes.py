@@ -33,10 +33,7 @@ def host_names(text: str) -> list[str]:
 
 
 def ask(hosts: Sequence[str], options: Sequence[str] = ()) -> Look:
-    """Ask all hosts; blocking, up to a minute each, 32 at once.
-
-    A host that does not answer is a refusal. `options` are those of `hsgd status` there.
-    """
+    """Ask hosts, 32 at once, up to a minute each; hosts without answer are refused; blocking."""
     if not hosts:
         return Look([], [])
     with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE)) as pool:

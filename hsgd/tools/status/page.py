@@ -86,10 +86,7 @@ def notes_of(pid: int) -> list[Note]:
 
 
 def hosts_of(pid: int) -> list[str]:
-    """Return the hosts of all nodes of a process's communicators; local. Raises as notes_of().
-
-    Only one process of each node knows them.
-    """
+    """Return the hosts of its communicators, if it is the process that knows; as notes_of()."""
     found: dict[str, None] = {}
     for page in _pages(pid):
         if (header := _header(page, pid)) is not None:
@@ -180,10 +177,7 @@ def _own_number(pid: int) -> int:
 
 
 def _read_record(page: int, index: int, pid: int) -> Note:
-    """Read a record, from 1, in a consistent state.
-
-    If its writer was stopped while it wrote, the record is torn.
-    """
+    """Read a record, from 1; it is torn if its writer was stopped within a change."""
     offset = index * _RECORD.size
     for _ in range(_TRIES):
         record = os.pread(page, _RECORD.size, offset)  # begins with its version

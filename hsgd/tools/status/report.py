@@ -64,10 +64,7 @@ def table(groups: Sequence[Group]) -> str:
 
 
 def brief(group: Group) -> str:
-    """Return at most 15 lines for a communicator; ranks that hold others up come first.
-
-    If a node only waits for another one, its ranks are left out.
-    """
+    """Return at most 15 lines; the worst ranks first, none if only another node is awaited."""
     pairs = list(zip(group.rows, group.standings, strict=True))
     pairs.sort(key=lambda pair: pair[1] not in _LOUD)
     is_elsewhere = group.rows[0].nodes > 1 and not group.held_up_by

@@ -1,7 +1,4 @@
-"""Judgement of the rows: which rank waits for which, and which ranks hold others up.
-
-It uses only rows, of one node or several.
-"""
+"""Judgement of the rows: which rank waits for which, and which ranks hold others up."""
 
 from __future__ import annotations
 
