@@ -74,13 +74,11 @@ class Counters:
         )
 
     def __add__(self, other: Counters) -> Counters:
-        """Return the sums of both."""
         if not isinstance(other, Counters):
             return NotImplemented
         return Counters(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """Return the differences since the reading `earlier`."""
         if not isinstance(earlier, Counters):
             return NotImplemented
         pairs = zip(astuple(self), astuple(earlier), strict=True)

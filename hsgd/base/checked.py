@@ -72,7 +72,6 @@ def extents(what: str, shape: int | Sequence[int], itemsize: int) -> list[int]:
 
 
 def _listed(what: str, shape: Any) -> list[Any]:
-    """Return the extents of an array or iterator as a list, or one number in a list."""
     try:
         return list(shape)
     except TypeError:

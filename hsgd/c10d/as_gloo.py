@@ -107,9 +107,8 @@ class _Request:
     def serve(self, made: list[Any], counts: CallCounts | None) -> tuple[Any, Any]:
         """Replace a group by a GlooGroup wherever torch stores it; collective, blocking.
 
-        Args:
-            made: the group and its store, as torch made them. It is emptied if this raises, so that
-                gloo's connections end and the other ranks notice.
+        `made`, torch's group and store, is emptied on errors, so that gloo's connections end and
+        other ranks notice.
         """
         group, store = made
         backend = group._get_backend(self._c10d.torch.device("cpu"))

@@ -89,5 +89,4 @@ def _called_by_engine(frame: FrameType) -> FrameType:
 
 
 def _queue(callback: Any) -> None:
-    """Run `callback` after the current backward pass and after earlier callbacks."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

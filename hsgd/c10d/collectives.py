@@ -252,7 +252,6 @@ class Collectives(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> HsgdWork:
-        """Do reduce_scatter_single for several tensors."""
         pairs = list(zip(outputs, inputs, strict=True))
         for output, source in pairs:
             checks.alike("reduce_scatter_tensor", [output, source])
@@ -340,7 +339,6 @@ class Collectives(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> HsgdWork:
-        """Do all_gather_single for several tensors."""
         opts = AllgatherOptions() if opts is None else opts
         pairs = list(zip(outputs, inputs, strict=True))
         for output, source in pairs:

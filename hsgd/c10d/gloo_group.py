@@ -72,7 +72,6 @@ class GlooGroup(Collectives):
         self._underneath.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Finish started calls and free everything; local. A second call does nothing."""
         super().shutdown()
         self._underneath.shutdown()
 
@@ -92,11 +91,9 @@ class GlooGroup(Collectives):
         return is_plain and self._limit_now() >= self._limit_s
 
     def group_for(self, device: torch.device, method: str) -> Any:
-        """Return the group underneath."""
         return self._left(f"{method} on {device.type}", [])
 
     def split_group(self, *arguments: Any, **named: Any) -> Any:
-        """Refuse: NotImplementedError."""
         raise NotImplementedError(
             "split_group: not with HSGD_AS_GLOO=1; use new_group, without device_id="
         )

@@ -39,11 +39,9 @@ class _Message(dist.Work):
             raise (CollectiveTimeout if late else PeerLost)(f"{self._what}: {text}") from None
 
     def is_completed(self) -> bool:
-        """Return whether wait() would return at once."""
         return bool(self._work.is_completed())
 
     def result(self) -> list[torch.Tensor]:
-        """Return the tensors of the message."""
         return self._tensors
 
     def get_future(self) -> Any:

@@ -97,13 +97,11 @@ class HsgdProcessGroup(Collectives):
             )
 
     def shutdown(self) -> None:
-        """Finish started calls and free everything; local. A second call does nothing."""
         self._accelerators.shutdown()
         self._messages = None
         super().shutdown()
 
     def abort(self) -> None:
-        """Shut down, but let running collectives fail at once."""
         self._accelerators.abort()
         super().abort()
 

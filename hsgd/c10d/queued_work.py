@@ -66,15 +66,12 @@ class QueuedWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the collective has ended, in any way; never blocks."""
         return self._request.done()
 
     def is_success(self) -> bool:
-        """Return whether the collective has ended without an error; never blocks."""
         return self._request.done() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return the error of the collective, or None; never blocks."""
         if self._request.done():
             try:
                 self.wait()

@@ -14,11 +14,8 @@ Gather = Callable[[torch.Tensor], torch.Tensor]
 def allreduce_sparse(tensor: torch.Tensor, gather: Gather, size: int) -> None:
     """Replace `tensor` by the sum over all ranks; collective, blocking.
 
-    Shape and dtype are equal on all ranks; the numbers of elements may differ.
-
-    Args:
-        gather: takes a flat tensor of equal size on all ranks and returns all of them in rank
-            order.
+    Shape and dtype are equal on all ranks; the numbers of elements may differ. `gather` takes a
+    flat tensor of equal size on all ranks and returns all of them in rank order.
     """
     own = tensor.detach().coalesce()
     counts = gather(torch.tensor([own._nnz()], device="cpu")).tolist()

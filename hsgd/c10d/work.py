@@ -148,15 +148,12 @@ class HsgdWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the collective has ended, in any way; never blocks."""
         return self._ended.is_set()
 
     def is_success(self) -> bool:
-        """Return whether the collective has ended without an error; never blocks."""
         return self._ended.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return the error of the collective, or None; never blocks."""
         return self._error
 
     def settle(self) -> None:
@@ -253,7 +250,6 @@ class Worker:
             self._thread.start()
 
     def _execute(self, work: HsgdWork) -> None:
-        """Execute a work and run its callbacks; this thread has the turn."""
         work.execute()
         outer, self._announcing = self._announcing, work
         work.announce()
@@ -271,7 +267,6 @@ class Worker:
             self._let_go()
 
     def _next(self) -> HsgdWork | None:
-        """Wait for a work to execute, and remove it; None if closed and empty."""
         with self._turn:
             self._turn.wait_for(
                 lambda: not self._busy and (self._urgent or self._waiting or self._closed)

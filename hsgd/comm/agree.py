@@ -29,13 +29,9 @@ def agree(
 ) -> None:
     """Return if all ranks have valid and equal terms; collective, blocking.
 
-    It costs one allreduce of 24 bytes, for any number of terms and ranks.
-
-    Args:
-        what: name of the thing that begins, for errors.
-        terms: called once; returns values by name, which are compared as text. It raises if
-            arguments of this rank cannot work.
-        remedy: what to do if terms differ, for errors.
+    It costs one allreduce of 24 bytes, for any number of terms and ranks. `terms` is called once.
+    It returns values by name, which are compared as text, and raises if arguments of this rank
+    cannot work. Errors begin with `what` and end with `remedy`.
 
     Raises:
         Exception: on the rank that terms() refused, its error; on the others HsgdError with that

@@ -86,6 +86,10 @@ class Comm(Closing):
     level they raise HsgdError in all threads but the one that initialized MPI. The program must
     keep its own MPI calls apart from these as its MPI thread level asks.
 
+    In collectives `out` is the array for the result, which is returned; None makes a new one.
+    `name` is compared between ranks and shown in errors. Arrays and counts that cannot be used
+    raise ValueError or TypeError before anything is sent.
+
     Args:
         comm: mpi4py intracommunicator, which is duplicated. None is MPI.COMM_WORLD, or under
             torchrun all its workers, without MPI: see over_store().
@@ -155,12 +159,11 @@ class Comm(Closing):
     def local(cls, path: str, rank: int, size: int, config: Config | None = None) -> Comm:
         """Make a communicator of `size` processes of this node, without MPI; collective, blocking.
 
-        Args:
-            path: where the ranks connect, the same on all, at most 107 characters. Rank 0 makes a
-                UNIX socket there and removes it before this returns. A name that starts with "@"
-                needs no file system, but other users of the node can bind it first if they can
-                guess it: draw it at random. "@NAME#SECRET", with a secret of 32 hexadecimal digits,
-                binds only NAME; a process without the secret is not admitted.
+        The ranks connect at `path`, the same on all, at most 107 characters. Rank 0 makes a UNIX
+        socket there and removes it before this returns. A name that starts with "@" needs no file
+        system, but other users of the node can bind it first if they can guess it: draw it at
+        random. "@NAME#SECRET", with a secret of 32 hexadecimal digits, binds only NAME; a process
+        without the secret is not admitted.
 
         Raises:
             ValueError: the rank or size is wrong, or another user listens at `path`.
@@ -200,14 +203,15 @@ class Comm(Closing):
             store: where the ranks exchange addresses and secrets: a store of torch.distributed, or
                 an object with its methods set(key, text), get(key), add(key, number), check(keys)
                 and wait(keys, timedelta). No other user may read it. Not used after this call.
+            rank: of this process, from 0.
+            size: equal on all ranks.
             prefix: of the keys, the same on all ranks. Calls with one prefix must come one after
                 another, in the same order on all ranks.
             config: its `timeout_s` also bounds each step of the set-up.
 
         Raises:
             ValueError: the rank is wrong, sizes or settings differ, or an interface does not exist.
-            CollectiveTimeout: names ranks that did not join or cannot be reached.
-            PeerLost: names ranks that cannot be reached.
+            CollectiveTimeout: names ranks that did not join, or, as PeerLost, cannot be reached.
             SharedMemoryError: shared memory is missing.
             Exception: whatever the store raises.
         """
@@ -255,16 +259,8 @@ class Comm(Closing):
                 ranks.
             op: "sum", "mean" (sum / size, floating dtypes), "min", "max" or "prod". 16-bit floats
                 are summed in float32 and rounded once per level.
-            out: array for the result, same shape and dtype; `array` itself to work in place. None
-                makes a new one.
-            name: compared between ranks and shown in errors.
-
-        Returns:
-            `out` or the new array.
-
-        Raises:
-            ValueError: an array cannot be used; raised before anything is sent, as TypeError.
-            TypeError: a dtype or object is not supported.
+            out: same shape and dtype; may be `array` itself.
+            name: see Comm.
         """
         code = _op_code("allreduce", op)
         target: Array = _like(array) if out is None else out
@@ -297,11 +293,9 @@ class Comm(Closing):
         return Handle(self, request, lambda _: target, _named("allreduce", name))
 
     def broadcast(self, array: Array, root: int = 0, name: str | None = None) -> Array:
-        """Overwrite `array` on all ranks by the root's, and return it; collective, blocking.
+        """Overwrite `array` on all ranks by that of `root`, and return it; collective, blocking.
 
-        Args:
-            array: as for allreduce, writable.
-            root: rank whose data is sent.
+        `array` is as for allreduce, and writable.
         """
         root = c_int("broadcast: root", root)
         try:
@@ -317,8 +311,8 @@ class Comm(Closing):
         """Make an array in memory that all ranks of the node can access; collective, blocking.
 
         Large collectives on such arrays need no staging: on one node an allreduce moves 2 bytes per
-        byte and rank instead of 5 - 2 / local_size, and the others read their peers' inputs in
-        place.
+        byte and rank instead of 5 - 2 / local_size, and other collectives read their peers' inputs
+        in place.
 
         A collective uses the memory in place if all ranks of the node pass parts of arrays of the
         same `empty` call: allreduce as input and as output, where `out` may come from a second
@@ -330,6 +324,7 @@ class Comm(Closing):
             shape: equal on all ranks. The contents are zero.
             dtype: NumPy dtype or its name for a NumPy array, torch.dtype for a torch tensor; one of
                 float32, float64, float16, bfloat16 (torch), int8, int32, int64, uint8.
+            name: see Comm.
 
         Raises:
             SharedMemoryError: memory is missing on any rank.
@@ -380,20 +375,12 @@ class Comm(Closing):
         """Combine `array` over all ranks and keep this rank's rows; collective, blocking.
 
         Args:
-            array: as for allreduce, at least 1-d, as are op and name; the rows are bitwise those of
-                allreduce's result.
+            array: as for allreduce, at least 1-d; the rows are bitwise those of allreduce's result.
+            op: as for allreduce.
+            out: `(counts[rank], *array.shape[1:])`, same dtype; may be these rows of `array`.
             counts: rows of each rank, in rank order, the same on all ranks; None splits as evenly
                 as possible, the first ranks get one more.
-            out: array for this rank's rows, `(counts[rank], *array.shape[1:])` of the same dtype;
-                may be these rows of `array`. None makes a new one.
-
-        Returns:
-            `out` or the new array.
-
-        Raises:
-            ValueError: an array or count cannot be used; raised before anything is sent, as
-                TypeError.
-            TypeError: a dtype or object is not supported.
+            name: see Comm.
         """
         code = _op_code("reduce_scatter", op)
         target, rows = self._scattered(array, out, counts)
@@ -439,24 +426,14 @@ class Comm(Closing):
     def allgather(self, array: Array, out: Array | None = None, name: str | None = None) -> Array:
         """Join the arrays of all ranks along the first dimension; collective, blocking.
 
-        Arrays are joined in rank order.
-
         Args:
             array: dtypes as for allreduce. The first extent may differ between ranks, which
                 exchange it first; the others and the dtype are equal. A 0-d array counts as one
                 row.
-            out: array for the result, `(rows of all ranks, *array.shape[1:])` of the same dtype;
-                `array` may be this rank's rows in it. None makes a new one.
-            name: compared between ranks and shown in errors.
-
-        Returns:
-            `out` or the new array.
-
-        Raises:
-            ValueError: an array cannot be used; raised before anything is sent, as TypeError. But a
-                wrong number of rows in `out` is raised later, on this rank, when the others have
-                their result.
-            TypeError: a dtype or object is not supported.
+            out: `(rows of all ranks, *array.shape[1:])`, same dtype, in rank order; `array` may be
+                this rank's rows in it. A wrong number of rows raises ValueError on this rank, when
+                the others have their result.
+            name: see Comm.
         """
         try:
             given = self._native.allgather(array, out, name)
@@ -469,12 +446,9 @@ class Comm(Closing):
         """Return an object of every rank, in rank order; collective, blocking.
 
         Args:
-            mine: object that pickle supports; ranks may pass different kinds and sizes. The other
-                ranks unpickle it: pass only objects that the program trusts.
-            name: compared between ranks and shown in errors.
-
-        Raises:
-            Exception: as for allgather, and errors of pickle.
+            mine: object that pickle supports, of any kind and size. The other ranks unpickle it:
+                pass only objects that the program trusts. Errors of pickle are raised.
+            name: see Comm.
         """
         import io
         import pickle
@@ -489,14 +463,11 @@ class Comm(Closing):
         """Return the root's object on all ranks; collective, blocking.
 
         Args:
-            mine: object that pickle supports, as for allgather_object; used only on the root, which
-                gets the same object back.
-            root: rank whose object is sent.
-            name: compared between ranks and shown in errors.
-
-        Raises:
-            Exception: as for broadcast; on the root an error of pickle, on the others HsgdError
-                with its text.
+            mine: object as for allgather_object; used only on the root, which gets the same object
+                back.
+            root: rank whose object is sent. It raises errors of pickle; the others HsgdError with
+                the text.
+            name: see Comm.
         """
         import pickle
 
@@ -524,10 +495,7 @@ class Comm(Closing):
     def allgather_async(
         self, array: Array, out: Array | None = None, name: str | None = None
     ) -> Handle[Array]:
-        """Start an allgather; collective, not blocking. See allgather and allreduce_async.
-
-        A wrong number of rows in `out` is raised by wait().
-        """
+        """Start an allgather; collective, not blocking. wait() raises wrong rows of `out`."""
         join = _joiner(array, out)
         try:
             request = self._native.allgather_async(array, out, name)
@@ -563,26 +531,18 @@ class Comm(Closing):
     ) -> Array | tuple[Array, list[int]]:
         """Send rows of `array` to each rank and join those received; collective, blocking.
 
-        Rows are joined in rank order.
-
         Args:
             array: dtypes as for allreduce, at least 1-d; extents after the first and the dtype are
                 equal on all ranks.
             send_counts: rows for each rank, in rank order, passed on all ranks or none; the ranks
                 exchange them first. None sends every rank the same number: then the shapes are
                 equal on all ranks and the first extent is a multiple of the number of ranks.
-            out: array for the result, `(rows received, *array.shape[1:])` of the same dtype, not
-                overlapping `array`. None makes a new one.
-            name: compared between ranks and shown in errors.
+            out: `(rows received, *array.shape[1:])`, same dtype, in rank order, not overlapping
+                `array`. Errors as in allgather.
+            name: see Comm.
 
         Returns:
-            `out` or the new array; with `send_counts` also the rows received from each rank.
-
-        Raises:
-            ValueError: an array or count cannot be used; raised before anything is sent, as
-                TypeError. A wrong number of rows in `out`, or an overlap, is raised as by
-                allgather.
-            TypeError: a dtype or object is not supported.
+            The result; with `send_counts` also the rows received from each rank.
         """
         sent = None if send_counts is None else _rows(send_counts)
         try:
@@ -621,10 +581,7 @@ class Comm(Closing):
         out: Array | None = None,
         name: str | None = None,
     ) -> Handle[Array] | Handle[tuple[Array, list[int]]]:
-        """Start an alltoall; collective, not blocking. See alltoall and allreduce_async.
-
-        With `send_counts`, a wrong number of rows in `out`, or an overlap, is raised by wait().
-        """
+        """Start an alltoall; with `send_counts` wait() raises errors of `out`; not blocking."""
         text = _named("alltoall", name)
         sent = None if send_counts is None else _rows(send_counts)
         try:
@@ -806,8 +763,7 @@ class Comm(Closing):
     def metrics(self) -> Counters:
         """Return this rank's counters since the communicator was made: calls, bytes, seconds.
 
-        The bytes are inside the node and between nodes. Local, but waits for a collective of
-        another thread.
+        Local, but waits for a collective of another thread.
         """
         from hsgd.metrics import Counters
 
@@ -861,7 +817,6 @@ class Comm(Closing):
         ]
 
     def _may_wait(self) -> bool:
-        """Return whether close() may wait for other ranks."""
         windows = [window() for window in self._windows]
         return self._native.has_open() or any(
             window is not None and not window.closed for window in windows
@@ -976,12 +931,10 @@ class Comm(Closing):
 
 
 def _board(store: Any, place: tuple[int, int], prefix: str, timeout_s: float, caller: str) -> Board:
-    """Make the Board of a set-up; `place` is rank and size."""
     return Board(store, place[0], range(place[1]), timeout_s, prefix=prefix, caller=caller)
 
 
 def _equal(config: Config) -> dict[str, Any]:
-    """Return the settings that must be equal on all ranks of a communicator."""
     return {name: getattr(config, name) for name in _EQUAL}
 
 
@@ -991,7 +944,6 @@ def _names(config: Config) -> str:
 
 
 def _on_device() -> type[Exception]:
-    """Return the exception that the binding raises for an array of a CUDA device."""
     from hsgd import _native
 
     return _native.OnDevice
@@ -1088,7 +1040,6 @@ def _joiner(
 
 
 def _dtype(array: Any) -> Any:
-    """Return the torch.dtype of a tensor, else NumPy's dtype."""
     dtype = getattr(array, "dtype", None)
     if dtype is None:
         import numpy as np
@@ -1098,7 +1049,6 @@ def _dtype(array: Any) -> Any:
 
 
 def _typed(memory: Any, dtype: Any, shape: Sequence[int]) -> Any:
-    """View the bytes as a torch tensor if `dtype` is torch's, else as a NumPy array."""
     if str(dtype).startswith("torch."):
         import torch
 

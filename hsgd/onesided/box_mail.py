@@ -299,7 +299,6 @@ class Mail:
     # --- the end ---
 
     def _bye_slot(self, rank: int) -> int:
-        """Return the slot for the goodbye of `rank`."""
         return self._stop_slot + 1 + rank
 
     def close(self, *, waits: bool) -> None:

@@ -103,14 +103,9 @@ class NotifiedWindow(Closing):
     def segment(self, rank: int | None = None) -> Any:
         """Return the bytes of a segment as a NumPy array (uint8); local.
 
-        Another rank's write is visible once its version was seen. The memory outlives the
-        NotifiedWindow.
-
-        Args:
-            rank: a rank of this node; None is this one.
-
-        Raises:
-            ValueError: the rank is on another node, whose memory cannot be accessed.
+        The rank is one of this node, by default this one; ValueError for others, whose memory
+        cannot be accessed. Another rank's write is visible once its version was seen. The memory
+        outlives the NotifiedWindow.
         """
         which = self._rank if rank is None else c_int("NotifiedWindow: rank", rank)
         memory = self._native.segment(which, self._segment_bytes)
@@ -135,6 +130,9 @@ class NotifiedWindow(Closing):
         Args:
             buffer: C-contiguous CPU array of any supported dtype; None only notifies. It must not
                 change until `done` of the returned ticket (0 is done); it is kept alive until then.
+            target: a rank.
+            slot: of the target.
+            version: above the slot's last one.
             offset: place in the segment, bytes.
             timeout_s: how long to wait for room in the queue, 0 not at all; None is the deadline.
 
@@ -156,9 +154,8 @@ class NotifiedWindow(Closing):
     ) -> int:
         """Write several (buffer, offset) pairs, and then one version, as put_notify does.
 
-        Args:
-            order: over sockets, waiting writes to one target go by increasing order, also between
-                slices of a running write. It must be the same in all writes to a slot.
+        Over sockets, waiting writes to one target go by increasing `order`, also between slices of
+        a running write. It must be the same in all writes to a slot.
         """
         placed = [(buffer, natural("NotifiedWindow: offset", offset)) for buffer, offset in pieces]
         limit_s = self._limit(timeout_s)
@@ -187,17 +184,10 @@ class NotifiedWindow(Closing):
     ) -> tuple[int, int]:
         """Wait until one of this rank's slots has a version above the one seen; blocking.
 
-        Args:
-            slots: checked in this order.
-            seen: the version that is known already, for all slots or for each.
-
-        Returns:
-            (slot, version) of the first newer one; data written before it is in the segment.
-
-        Raises:
-            CollectiveTimeout: names slots and their writers. The wait may be repeated, as after
-                PeerLost.
-            PeerLost: the writer of a slot is lost. Nothing is broken.
+        Slots are checked in this order, against the version in `seen`, one for all or for each.
+        Returns (slot, version) of the first newer one; data written before it is in the segment.
+        Raises CollectiveTimeout with slots and their writers, or PeerLost; the wait may be
+        repeated.
         """
         known = [seen] * len(slots) if isinstance(seen, int) else list(seen)
         if len(known) != len(slots):
@@ -234,11 +224,9 @@ class NotifiedWindow(Closing):
     def work(self, tree: _native.Tree, update: Callable[[int, Sequence[int]], None]) -> None:
         """Sum, update and forward layers until the tree's stop slot is notified; local, blocking.
 
+        `update` is called in this thread, with a version and layers, to make weights of their sums.
         Other threads that wait leave MPI to this one meanwhile. close() ends it. Raises PeerLost,
         CollectiveTimeout and errors of `update`.
-
-        Args:
-            update: called in this thread, with a version and layers, to make weights of their sums.
         """
         worker = threading.current_thread()
         self._workers.append(worker)
@@ -251,13 +239,10 @@ class NotifiedWindow(Closing):
     def close(self, *, waits: bool = True) -> None:
         """Free the segments; local, but collective over MPI. A second call does nothing.
 
-        Inside a node it waits for no rank; between nodes it waits for puts in flight, and over MPI
-        for all ranks, up to the deadline.
-
-        Args:
-            waits: False if this rank leaves by an error; then it waits for no rank over MPI either.
-                Its segment stays until the process ends, and other ranks wait here up to the
-                deadline.
+        Inside a node it waits for no rank; between nodes for puts in flight, and over MPI for all
+        ranks, up to the deadline. A rank that leaves by an error passes waits=False, and waits for
+        no rank over MPI either: its segment stays until the process ends, and other ranks wait here
+        up to the deadline.
         """
         self._native.end_work()
         if not waits:

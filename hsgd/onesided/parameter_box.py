@@ -97,8 +97,10 @@ class ParameterBox(Closing):
             key: 1 to 64 characters of UTF-8, not in use on this node.
             initial: the values, a C-contiguous CPU array of float32 of any shape; None is `count`
                 zeros.
+            count: number of values, without `initial`.
             counters: number of counters.
             chunk_bytes: a multiple of 64.
+            timeout_s: deadline of waits.
 
         Raises:
             ValueError: the key is taken.
@@ -155,9 +157,12 @@ class ParameterBox(Closing):
         block or of the program, does not wait; ranks that use its values then get PeerLost.
 
         Args:
+            comm: the ranks.
             initial: as in create, of the same size on all ranks; rank 0's values count.
             shards: which nodes own the values: "node" gives each an even share, None all to the
                 first.
+            counters: as in create.
+            chunk_bytes: as in create.
             timeout_s: None is the deadline of `comm`.
             network: for changes between nodes, as in hsgd.NotifiedWindow: "sockets", which needs
                 IPv4; "mpi", which needs MPI_THREAD_MULTIPLE, and stops while a rank is in a
@@ -239,11 +244,9 @@ class ParameterBox(Closing):
         _open.add(self)
 
     def read(self, out: Any, offset: int = 0) -> int:
-        """Copy values into `out`; return the version that they have at least.
+        """Copy values from `offset` on into `out`; return the version that they have at least.
 
-        Args:
-            out: C-contiguous, writable CPU array of float32, any shape.
-            offset: place of the first value. ValueError if the box is too short.
+        `out` is a C-contiguous, writable CPU array of float32; ValueError if the box is too short.
         """
         at = natural("ParameterBox: offset", offset)
         if self._spread is not None:
@@ -258,13 +261,9 @@ class ParameterBox(Closing):
         return self._native.write(values, at, self._timeout_s, True)
 
     def accumulate(self, delta: Any, offset: int = 0) -> int:
-        """Add `delta`; return the version of this change.
+        """Add `delta`; return the version of this change, which every later read sees.
 
-        Every read that begins after the return sees it.
-
-        Args:
-            delta: C-contiguous CPU array of float32, or of bfloat16 (torch), which is added in
-                float32.
+        `delta` is a C-contiguous CPU array of float32, or of bfloat16 (torch), added in float32.
         """
         at = natural("ParameterBox: offset", offset)
         if self._spread is not None:
@@ -278,16 +277,15 @@ class ParameterBox(Closing):
 
         d = rate * (weights - values), weights -= d, and d goes into `delta`, for accumulate();
         without `delta` it is added to the values in the same pass. EASGD, arXiv:1412.6651,
-        equations 5 and 6.
+        equations 5 and 6. Returns the version that was read at least, and |weights - values|^2 from
+        before.
 
         Args:
             weights: C-contiguous, writable CPU arrays of float32, which correspond to the values of
                 the box in order, from the first one on.
+            rate: see above.
             delta: as many values, float32 or bfloat16 (torch): d is rounded to its dtype before it
                 is used, so that the weights lose exactly what is pushed.
-
-        Returns:
-            The version that was read at least, and |weights - values|^2 from before.
         """
         if self._spread is not None:
             return self._spread.elastic(weights, rate, delta)
@@ -351,12 +349,9 @@ class ParameterBox(Closing):
         return self._timeout_s
 
     def close(self, *, waits: bool = True) -> None:
-        """Close the box; local, but collective between nodes (see `over`).
+        """Close the box; local, but collective between nodes (see `over`), at most once.
 
-        A second call does nothing.
-
-        Args:
-            waits: False for a rank that leaves by an error, and waits for no other node.
+        A rank that leaves by an error passes waits=False, and waits for no other node.
         """
         self._leave(waits=waits)
 
@@ -396,7 +391,6 @@ def _size_of(array: Any) -> int:
 
 
 def _form_of(array: Any) -> tuple[str, int]:
-    """Return dtype and number of values of an array, a tensor, or another input of NumPy."""
     if hasattr(array, "numel"):
         return str(array.dtype).removeprefix("torch."), int(array.numel())
     taken = np.asarray(array)

@@ -138,7 +138,6 @@ class SpreadBox:
         self._native.take_copy(values, letter.offset, reply.stamp, count, self._timeout_s)
 
     def _count_now(self) -> int:
-        """Return the number of changes that owner 0 has counted."""
         if self._own == 0:
             return self._native.version()
         count = self._mail.ask(0, Letter(_SHOW)).version
@@ -150,7 +149,6 @@ class SpreadBox:
             self._has = max(self._has, version)
 
     def _parts(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the part of a range that each owner has."""
         starts = [0, *self._ends[:-1]]
         return [
             (min(max(begin, first), last), max(min(end, last), min(max(begin, first), last)))
@@ -225,7 +223,6 @@ def _shares(count: int, chunk: int, owners: int) -> list[int]:
 
 
 def _bytes_of(array: Any) -> Any:
-    """Return the bytes of a NumPy array or a torch tensor, which are checked already."""
     if hasattr(array, "detach"):
         import torch
 

@@ -100,7 +100,6 @@ def _comm_of(number: int) -> Comm:
 
 
 def _put_back(dense: Tensor, tensor: Tensor) -> None:
-    """Copy `dense` into `tensor`, unless it is `tensor`."""
     if dense is not tensor:
         tensor.copy_(dense)
 

@@ -53,15 +53,12 @@ class DeviceWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the device has finished it; never blocks."""
         return bool(self._end.query())
 
     def is_success(self) -> bool:
-        """Return whether it has ended, and no collective has failed; never blocks."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return the error of a failed collective, or None; never blocks."""
         try:
             self._check()
         except HsgdError as error:
@@ -69,7 +66,6 @@ class DeviceWork(dist.Work):
         return None
 
     def result(self) -> list[Tensor]:
-        """Return the result tensors, in the order of streams."""
         return self._tensors
 
     def get_future(self) -> Any:
@@ -102,7 +98,6 @@ class DeviceCollectives(Collectives):
         return False
 
     def _side(self, device: torch.device) -> torch.cuda.Stream:
-        """Return the next stream in turn."""
         index = torch.cuda.current_device() if device.index is None else device.index
         if index not in self._sides:
             make: Any = torch.cuda.Stream

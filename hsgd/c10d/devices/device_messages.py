@@ -37,11 +37,9 @@ class _Arrival(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether wait() would return at once."""
         return bool(self._message.is_completed()) and self.wait()
 
     def result(self) -> list[Tensor]:
-        """Return the tensors of the message."""
         return self._tensors
 
     def get_future(self) -> Any:

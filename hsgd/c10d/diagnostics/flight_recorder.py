@@ -107,13 +107,9 @@ class FlightRecorder:
     def run(
         self, what: str, call: Callable[[], None], given: Sequence[Tensor], out: Sequence[Tensor]
     ) -> None:
-        """Execute `call`, the collective `what`, and record it; blocking.
+        """Execute `call`, the collective `what`, and record its inputs and outputs; blocking.
 
         Writes torch's dump if a rank is lost or late. Raises the errors of `call`.
-
-        Args:
-            given: tensors that this rank puts in.
-            out: tensors of the result.
         """
         tensors = [*given, *out]
         if any(each.layout != torch.strided or each.device != _CPU for each in tensors):

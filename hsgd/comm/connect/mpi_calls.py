@@ -37,8 +37,9 @@ def call_within(
     Args:
         timeout_s: deadline with MPI_THREAD_MULTIPLE, which mpi4py requests. Below that level no
             other thread may call MPI meanwhile, so this waits as long as MPI does.
+        what: first word of errors.
         call: a call of mpi4py that releases the GIL while it waits; a functools.partial, because
-            its arguments must live on if it is given up.
+            its arguments must live on if it is given up. Its other errors are raised here.
         late: words of the error about a call that did not return in time.
         given_up: called if the call is given up, at the deadline or by Ctrl-C.
 
@@ -46,7 +47,6 @@ def call_within(
         CollectiveTimeout: the call did not return in time.
         PeerLost: MPI reports that a rank ended.
         HsgdError: MPI failed otherwise, or an earlier call was given up. No error names the rank.
-        Exception: other errors of `call`.
     """
     from mpi4py import MPI
 

@@ -77,7 +77,6 @@ def _reaches(name: str) -> bool:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """Return the user id of the listener at the other end."""
     credentials = struct.Struct("3i")  # pid, uid, gid
     option = (socket.SOL_SOCKET, socket.SO_PEERCRED)
     return int(credentials.unpack(connection.getsockopt(*option, credentials.size))[1])

@@ -33,15 +33,8 @@ def meet_over_store(
 ) -> _native.Comm:
     """Make a communicator of the ranks of a board; collective, blocking.
 
-    Args:
-        settings: values that must be equal on all ranks.
-
-    Raises:
-        ValueError: settings differ, or an interface cannot be used.
-        PeerLost: names leaders that cannot be reached, as CollectiveTimeout.
-        CollectiveTimeout: the deadline passed.
-        SharedMemoryError: shared memory is missing.
-        Exception: errors of the board.
+    Raises errors of the board, ValueError if `settings` differ between ranks or an interface cannot
+    be used, PeerLost and CollectiveTimeout with leaders that cannot be reached, SharedMemoryError.
     """
     from hsgd import _native
 
@@ -64,15 +57,12 @@ def meet_within(
     options: _native.Options,
     interfaces: str,
 ) -> _native.Comm | None:
-    """Make a communicator of some ranks of another one; collective over the other one, blocking.
+    """Make a communicator of some ranks of another one; collective over that one, blocking.
 
-    Raises as meet_over_store(), the same on all members.
-
-    Args:
-        tell_all: sends each rank's value to all ranks of the other communicator.
-        members: ranks of the other one that form this rank's new communicator, in order; if empty,
-            this rank only takes part in the steps.
-        own: this rank, and the node of each rank, in the other communicator.
+    `tell_all` sends each rank's value to all ranks of the other one. `members` are its ranks that
+    form this rank's communicator, in order; if empty, this rank only takes part in the steps. `own`
+    is this rank, and the node of each rank, in the other one. Raises as meet_over_store(), on all
+    members.
     """
     from hsgd import _native
 
@@ -167,7 +157,6 @@ def _together(circle: Circle, what: str, make: Callable[[], Any], limit_s: float
 
 
 def _error(kind: str, text: str, rank: int) -> Exception:
-    """Rebuild the error of another rank."""
     if kind == "ValueError":
         return ValueError(text)
     return errors.about(rank, getattr(errors, kind, HsgdError)(text))

@@ -33,11 +33,9 @@ class DeviceArray:
 
     @classmethod
     def of(cls, array: Any, what: str, cuda_library: str) -> DeviceArray:
-        """Describe `array`; TypeError or ValueError if it cannot be used.
+        """Describe `array`; TypeError or ValueError, which begin with `what`, if it cannot be used.
 
-        Args:
-            what: the first words of errors.
-            cuda_library: name of the driver library, which may be asked for the device of an array.
+        The driver library `cuda_library` may be asked for the device of an array.
         """
         if hasattr(array, "is_cuda"):
             return cls._of_tensor(array, what)

@@ -92,14 +92,12 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _raise_if_any(failures: list[str]) -> None:
-    """Raise the first rank's failure on all ranks, if there is one."""
     for rank, failure in enumerate(failures):
         if failure:
             raise about(rank, HsgdError(f"rank {rank}: {failure}"))
 
 
 def _why_not(nodes: list[int], told: list[_Told]) -> str:
-    """Return why devices cannot exchange data by NCCL; "" if they can."""
     sizes = {nodes.count(node) for node in nodes}
     if sizes == {1}:
         return "one rank per node"

@@ -185,7 +185,6 @@ class _Driver:
         return None
 
     def _ended(self, node: _Node, code: int) -> None:
-        """Handle the end of a node's agent."""
         done = bool(self._codes) or self._events.finished()
         gone = node.drained and code == 0
         self._events.tell_ended(node.name, lost=not done and not gone)

@@ -165,7 +165,6 @@ class NodeAgent:
                 self._selector.unregister(worker.line)
 
     def _told(self, worker: Worker, message: Mapping[str, Any]) -> None:
-        """Handle a worker's message."""
         if "held" in message:
             worker.held = max(worker.held, message["held"])
             self._events.tell_held()
@@ -184,7 +183,6 @@ class NodeAgent:
                 self._broke(message["late"], message["text"])
 
     def _ended(self, worker: Worker) -> None:
-        """Handle the end of a worker's process."""
         was, rank = worker.standing, worker.rank
         code = self._take_leave(worker)
         if self._failed or self._stop:
@@ -208,7 +206,6 @@ class NodeAgent:
             self._say(text)
 
     def _broke(self, rank: int, text: str) -> None:
-        """Mark this world as broken."""
         if self._broken_s is None:
             self._broken_s = time.monotonic()
             self._events.tell_broken(self._world, rank, text)
@@ -224,7 +221,6 @@ class NodeAgent:
             worker.tell_update()
 
     def _look(self) -> None:
-        """Check other agents' events, and the time."""
         now = time.monotonic()
         if now < self._next_look_s:
             return
@@ -340,7 +336,6 @@ class NodeAgent:
         return bool(self._survivors()) or not self._is_finished()
 
     def _enter(self, number: int, rows: Sequence[NodeRow], index: int) -> None:
-        """Enter a world, or wait for more ranks."""
         before_s = self._broken_s
         self._world, self._left_s = number, None
         self._nodes = self._members = [row.node for row in rows]
@@ -378,7 +373,6 @@ class NodeAgent:
     def _give(
         self, number: int, seats: Sequence[Any], index: int, size: int, broken_s: float | None
     ) -> None:
-        """Assign the ranks of a world to workers."""
         if seats[index] and not self._is_seated:
             self._is_seated = True
             self._events.tell_seated(self._options.node)
@@ -413,11 +407,9 @@ class NodeAgent:
     # --- the end ---
 
     def _survivors(self) -> list[Worker]:
-        """Return the ranks of a world that wait for the next one."""
         return [worker for worker in self._slots.standing(Standing.READY) if worker.world]
 
     def _is_finished(self) -> bool:
-        """Return whether a rank of the job has finished the training."""
         return self._finished or self._events.finished()
 
     def _over(self) -> int | None:

@@ -169,7 +169,6 @@ class NodeRounds:
             self._store.compare_set(decision, "", told)
 
     def _left(self) -> list[str]:
-        """Return the members of the last round whose agents have not ended."""
         ended = self._events.ended()
         return [node for node in self._members if node not in ended]
 

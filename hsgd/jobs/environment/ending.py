@@ -142,10 +142,9 @@ def watch(limit_s: float) -> None:
 def give_up(what: str, is_over: Callable[[], bool]) -> None:
     """Record that a thread of this process is in an MPI call that may never return; local.
 
-    Args:
-        is_over: returns whether it has returned. If it has not at the end of the program, this rank
-            aborts the job, or, if others may survive, ends alone: MPI_Finalize would wait for that
-            thread, or end the process by SIGSEGV.
+    `is_over` says whether it has returned. If it has not at the end of the program, this rank
+    aborts the job, or, if others may survive, ends alone: MPI_Finalize would wait for that thread,
+    or end the process by SIGSEGV.
     """
     if _ending.pid != os.getpid():
         _ending.install()

@@ -118,11 +118,8 @@ def describe(environ: Mapping[str, str]) -> str:
 def refuse_alone(seen: int, library: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raise LaunchError if MPI sees one rank of a job that has more by its launcher; local.
 
-    Otherwise each rank would silently work by itself, as rank 0 of 1. Raises as launched_once, too.
-
-    Args:
-        seen: the size of MPI.COMM_WORLD.
-        library: MPI's own name.
+    Otherwise each rank would silently work by itself, as rank 0 of 1. `seen` is the size of
+    MPI.COMM_WORLD, `library` MPI's own name. Raises as launched_once, too.
     """
     if seen > 1:
         return

@@ -160,7 +160,6 @@ def _range(source: str, text: str) -> list[str]:
 
 
 def _repeated(name: str, text: str) -> list[int]:
-    """Return the numbers of "2(x3),1"."""
     numbers: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", item)
@@ -186,7 +185,6 @@ def _lines(name: str, path: str) -> list[str]:
 
 
 def _counted(source: str, names: list[str]) -> Allocation:
-    """Return the hosts, with one slot for each time a host is named."""
     if not names:
         raise LaunchError(f"{source} names no host; give hosts and slots with -H")
     return Allocation(source, tuple(Host(*pair) for pair in Counter(names).items()))

@@ -77,12 +77,8 @@ def other_way(first: str = "") -> str:
 def find(name: str, installed: str | None) -> ModuleSpec | None:
     """Return the spec that replaces Horovod's module `name`; None to use Horovod's own. Local.
 
-    Args:
-        installed: place of Horovod, if it is installed.
-
-    Raises:
-        LaunchError: HSGD_AS_HOROVOD=1, and Horovod is installed.
-        ModuleNotFoundError: hsgd has no such module.
+    Raises LaunchError if HSGD_AS_HOROVOD=1 and Horovod is `installed` at that place,
+    ModuleNotFoundError if hsgd has no such module.
     """
     choice = Config.from_env().as_horovod
     if choice == "0":

@@ -84,12 +84,7 @@ def read_hostfile(path: str) -> str:
 
 
 def read_host_lines(text: str, source: str, slots: int) -> str:
-    """Return a host list from text, as read_hostfile(); empty if it names no host; local.
-
-    Args:
-        source: origin of the lines, for errors.
-        slots: of hosts without a number.
-    """
+    """Return a host list as read_hostfile(), perhaps empty; `slots` of hosts without a number."""
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()

@@ -99,7 +99,6 @@ def _described(mpicc: str) -> MpiCompiler | None:
 
 
 def _read_header(include_dirs: list[str]) -> tuple[str, str, str]:
-    """Return name, version and ABI."""
     for folder in [*include_dirs, "/usr/local/include", "/usr/include"]:
         header = Path(folder, "mpi.h")
         if header.is_file():

@@ -170,7 +170,6 @@ def _open_mpi(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[
 
 
 def _open_mpi_prefix(launcher: Launcher, job: Job) -> list[str]:
-    """Return the prefix of the MPI for other hosts, where it need not be on PATH."""
     prefix = str(Path(launcher.path).parent.parent)
     return (
         []

@@ -49,11 +49,8 @@ def meeting(
 ) -> dict[str, str]:
     """Return MASTER_ADDR and MASTER_PORT; values of the user come first; local.
 
-    Empty if the host of rank 0 is unknown.
-
-    Args:
-        hosts: of the ranks, the first one that of rank 0; if empty, a resource manager's.
-        placed: whether the user's arguments for mpirun place rank 0.
+    `hosts` are those of the ranks, the first one that of rank 0; if empty, a resource manager's.
+    Returns {} if the host of rank 0 is unknown, or `placed` by the user's arguments for mpirun.
     """
     given = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
     if len(given) == 2:
@@ -72,7 +69,6 @@ def meeting(
 
 
 def _free_port(is_here: bool) -> int:
-    """Return a port for torch's store on the first host; on a remote host it may be in use."""
     if not is_here:
         return random.SystemRandom().randrange(*_PORTS)
     with socket.socket() as probe:

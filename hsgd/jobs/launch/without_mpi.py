@@ -31,11 +31,9 @@ def plan(
 ) -> list[list[str]]:
     """Return the commands that start the ranks, one for each host that gets some; local.
 
-    Raises LaunchError for a wrong host list or allocation, MissingExtra without torch.
-
-    Args:
-        hosts: None is those of a resource manager, or this host without one.
-        export: names of the variables of `environ` for other hosts.
+    Without `hosts` they run on those of a resource manager, or here. Other hosts get the variables
+    named in `export`. Raises LaunchError for a wrong host list or allocation, MissingExtra without
+    torch.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra(
@@ -68,13 +66,10 @@ def plan(
 
 
 def run_all(commands: Sequence[Sequence[str]]) -> int:
-    """Run the commands of a job in parallel, until all have ended, or one fails; blocking.
+    """Run a job's commands in parallel; return the first exit code that is not 0, else 0.
 
-    If one fails, the others are ended. All get the secret of the job. Runs in the main thread.
-    Raises LaunchError if one cannot start.
-
-    Returns:
-        The first exit code that is not 0, else 0; 130 and 143 after SIGINT and SIGTERM.
+    Blocking, in the main thread. If one fails, the others are ended; 130 and 143 after SIGINT and
+    SIGTERM. All get the secret of the job. Raises LaunchError if one cannot start.
     """
     secret = draw_job_secret()
     environ = {**os.environ, JOB_SECRET: secret}
@@ -102,7 +97,6 @@ def run_all(commands: Sequence[Sequence[str]]) -> int:
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], caught: Sequence[int]) -> int:
-    """Wait until one has failed, a signal was caught, or all have ended."""
     left = list(started)
     while left:
         if caught:
@@ -117,7 +111,6 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], caught: Sequence[int]) -> 
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End running processes by SIGTERM, and after a pause by SIGKILL."""
     for process in started:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -132,7 +125,6 @@ def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _places(hosts: Sequence[Host], ranks: int) -> list[tuple[Host, int]]:
-    """Return the ranks of each host; the first hosts are filled first."""
     places = []
     for host in hosts:
         count = min(ranks, host.slots)

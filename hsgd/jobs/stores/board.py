@@ -68,15 +68,10 @@ class Board:
         self.prefix = f"{prefix}/{number - 1}"
 
     def exchange(self, what: str, value: Any, limit_s: float | None = None) -> list[Any]:
-        """Return every rank's value of `what`, by rank; collective, blocking.
+        """Return every rank's value (of JSON), by rank; collective, blocking.
 
-        Args:
-            value: a value that JSON supports.
-            limit_s: how long to wait for the others; None is `timeout_s`.
-
-        Raises:
-            CollectiveTimeout: names late members, or says that the store does not answer.
-            ValueError: on all ranks, if they have different sizes.
+        Within `limit_s`, or `timeout_s`. Raises CollectiveTimeout, which names late members, or
+        says that the store does not answer; on all ranks ValueError if they have different sizes.
         """
         key = f"{self.prefix}/{what}"
         limit_s = self.timeout_s if limit_s is None else limit_s
@@ -90,7 +85,6 @@ class Board:
         return list(found)
 
     def _tell(self, key: str, value: Any, limit_s: float) -> tuple[str, Any]:
-        """Send the own value to rank 0, and return its result."""
         self._sealed.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
         if self.rank != 0:
             return self._hear(key, limit_s)

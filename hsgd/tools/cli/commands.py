@@ -310,7 +310,6 @@ def _refuse_several(environ: Mapping[str, str]) -> None:
 
 
 def _named(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the variables of the ranks for --gloo, --horovod and its options."""
     names = Config.variables()
     found = horovod_options.variables(arguments)
     if arguments.gloo:
@@ -340,7 +339,6 @@ def _set_names(arguments: argparse.Namespace) -> None:
 
 
 def _run_as_it_is(arguments: argparse.Namespace, job: Sequence[str]) -> None:
-    """Run a command that starts its ranks itself."""
     if arguments.hosts or arguments.mpi_args or arguments.launcher != "auto":
         arguments.usage_error("-H, --mpi-args and --launcher place ranks; give -np with them")
     _announce(arguments, [launch.read_command(job, _named(arguments))])

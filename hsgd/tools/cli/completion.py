@@ -96,7 +96,6 @@ def _patterns(texts: Iterable[str]) -> str:
 
 
 def _commands(parser: argparse.ArgumentParser, path: str) -> Iterator[_Command]:
-    """Yield a command and those below it."""
     found = _Command(path)
     below: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:

@@ -64,7 +64,6 @@ def examine() -> list[Trial] | None:
 
 
 def _versions(report: info.Report) -> Iterator[Trial]:
-    """Yield one line for each part, from the facts of `hsgd info`."""
     for name, section, fact in (
         ("hsgd", "hsgd", "version"),
         ("MPI", "MPI", "launcher"),

@@ -62,7 +62,6 @@ def find(sys: Path = Path("/sys")) -> CpuDomains:
 
 
 def _last_level(cpus: Iterable[Path]) -> tuple[int, Set[Cpus]]:
-    """Return the highest level of the caches, and the processors that share each one."""
     levels: dict[int, set[Cpus]] = {}
     for cpu in cpus:
         for index in cpu.glob("cache/index[0-9]*"):

@@ -122,7 +122,6 @@ def _links(devices: Path) -> list[Link]:
 
 
 def _homes(libmpi: str) -> list[Path]:
-    """Return the folders with an MPI's components and bundled libraries."""
     if not libmpi:
         return []
     folder = Path(libmpi).resolve().parent

@@ -55,7 +55,6 @@ class Report:
         return not any(problem.stops for problem in self.problems)
 
     def document(self) -> dict[str, object]:
-        """Return the report for programs; facts are text, as in lines()."""
         return {
             "usable": self.usable,
             "facts": {name: dict(facts) for name, facts in self.sections.items()},
@@ -63,7 +62,6 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """Return the report as text, one string per line."""
         width = max(len(name) for facts in self.sections.values() for name, _ in facts)
         text = []
         for section, facts in self.sections.items():
@@ -177,7 +175,6 @@ def _add_launcher(report: Report) -> Launcher | None:
 
 
 def _starts_without_mpi() -> bool:
-    """Return whether torchrun can start jobs."""
     return _version("torch") is not None
 
 
@@ -355,7 +352,6 @@ def _bytes(count: float) -> str:
 
 
 def _add_between_nodes(report: Report) -> None:
-    """Add adapters and libraries for fabrics, and their problems."""
     section = "Between nodes"
     libmpi = probe.libmpi_of_hsgd(report.abi).libmpi if built.read().mpis else ""
     found = fabrics.find(libmpi, os.environ)

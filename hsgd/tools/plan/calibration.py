@@ -42,7 +42,6 @@ class Calibration:
     source: str
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible constants."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "source":

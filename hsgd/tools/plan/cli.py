@@ -191,7 +191,6 @@ def _bounded(times: _Times) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Format with three digits, in the unit that needs no exponent."""
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= 0.9995 * unit or name == "us":
             value = seconds / unit
@@ -201,7 +200,6 @@ def _time(seconds: float) -> str:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    """Align the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
     return [

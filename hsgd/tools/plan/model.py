@@ -47,7 +47,6 @@ class Cluster:
     rdma: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an impossible cluster."""
         for name, value in (("nodes", self.nodes), ("ranks per node", self.ranks_per_node)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; give at least 1")
@@ -84,11 +83,8 @@ def predict_allreduce(
 ) -> Prediction:
     """Predict a float32 sum of `nbytes` bytes on each rank; local.
 
-    Raises ValueError for numbers that no communicator can have.
-
-    Args:
-        in_shared_memory: buffers are those of Comm.empty, as hsgd.torch's gradients are.
-        config: settings of the communicator, by default those of the environment.
+    `in_shared_memory`: buffers of Comm.empty, as hsgd.torch's gradients. `config` is by default
+    that of the environment. Raises ValueError for numbers that no communicator can have.
     """
     from hsgd import _native
 

@@ -33,7 +33,6 @@ class Workload:
     compute_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an impossible training."""
         if self.model_bytes < 1:
             raise ValueError(f"a model of {self.model_bytes} bytes; give at least 1")
         if self.compute_s is not None and not 0 <= self.compute_s < float("inf"):

@@ -148,7 +148,6 @@ def _with_job_hosts(given: list[str], here: Look) -> tuple[list[str], list[str]]
 
 
 def _once_each(rows: list[Row]) -> list[Row]:
-    """Remove duplicates, if one of the hosts is this one."""
     return list({(row.host, row.pid, row.comm, row.rank): row for row in rows}.values())
 
 

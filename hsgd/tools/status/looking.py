@@ -155,7 +155,6 @@ def _check_found(pids: Sequence[int], rows: list[Row], refused: dict[int, str]) 
 
 
 def _children() -> dict[int, list[int]]:
-    """Return the children of all processes."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal() and (words := _stat_words(int(entry))):
@@ -164,7 +163,6 @@ def _children() -> dict[int, list[int]]:
 
 
 def _with_descendants(pids: Sequence[int], children: dict[int, list[int]]) -> set[int]:
-    """Return these processes and all their descendants."""
     found: set[int] = set()
     left = list(pids)
     while left:

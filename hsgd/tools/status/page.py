@@ -97,7 +97,6 @@ def hosts_of(pid: int) -> list[str]:
 
 
 def _pages(pid: int) -> Iterator[int]:
-    """Yield descriptors, each open until the next one."""
     for path in _paths(pid):
         try:
             # The number may belong to another file by now, which must not block.
@@ -169,7 +168,6 @@ def _header(page: int, pid: int) -> _Header | None:
 
 
 def _own_number(pid: int) -> int:
-    """Return the number of the process in its own PID namespace."""
     for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith("NSpid:"):
             return int(line.split()[-1])

@@ -107,7 +107,6 @@ def _is_stopped(row: Row) -> bool:
 
 
 def _standing(row: Row, newest: int, waiting: Container[int]) -> Standing:
-    """Classify a rank; `waiting` are ranks that wait."""
     if row.process_state in ("T", "t"):
         return Standing.STOPPED
     if row.process_state in ("Z", "X"):
@@ -144,7 +143,6 @@ def _say_who_is_waited_for(
 
 
 def _blame_all(group: Group, newest: int, wait: str, all_rows: Sequence[Row]) -> None:
-    """Add findings for a communicator whose ranks wait, or have waited, in call `newest`."""
     blamed = []
     for row, standing in zip(group.rows, group.standings, strict=True):
         is_behind = row.call < newest or (row.call == newest and row.in_call)
@@ -257,7 +255,6 @@ def _person(row: Row) -> str:
 
 
 def _ranks(ranks: Sequence[int], word: str = "rank") -> str:
-    """Format "rank 3", "ranks 1, 2 and 5", or the first ones of many."""
     most = 8
     if len(ranks) == 1:
         return f"{word} {ranks[0]}"
