@@ -37,9 +37,7 @@ def natural(what: str, value: Any, most: int = MOST_BYTES) -> int:
 def c_int(what: str, value: Any) -> int:
     """Return `value` as an int that fits a C int; the core checks the allowed range.
 
-    Raises:
-        TypeError: it is no whole number.
-        ValueError: it does not fit.
+    Raises TypeError if it is no whole number, ValueError if it does not fit.
     """
     number = whole(what, value)
     if abs(number) > INT_MAX:

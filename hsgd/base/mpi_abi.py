@@ -1,8 +1,4 @@
-"""MPI's binary interfaces (ABIs): their names, and those that this hsgd was built for.
-
-The native libraries that need MPI exist once per ABI, as a program compiled for one ABI cannot call
-another. The names are mpi4py's (MPI4PY_MPIABI). Nothing here loads MPI.
-"""
+"""MPI's binary interfaces (ABIs), with mpi4py's names (MPI4PY_MPIABI), and libraries for each."""
 
 from __future__ import annotations
 

@@ -9,14 +9,7 @@ __all__ = ["answer_of"]
 
 
 def answer_of(words: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a program and return its output and exit code; blocking.
-
-    Bytes that are no text are replaced.
-
-    Raises:
-        OSError: it does not start.
-        subprocess.TimeoutExpired: it takes longer than `limit_s`.
-    """
+    """Run a program for its output and exit code; OSError, subprocess.TimeoutExpired; blocking."""
     return subprocess.run(
         list(words),
         stdin=subprocess.DEVNULL,

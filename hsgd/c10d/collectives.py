@@ -44,10 +44,10 @@ __all__ = ["Collectives"]
 
 
 class Collectives(dist.ProcessGroup):
-    """A process group whose collectives on CPU tensors go through a Comm of its own.
+    """A process group whose collectives on CPU tensors go through its own Comm.
 
-    `members` are the group's global ranks. The timeout holds for each collective, unless
-    HSGD_TIMEOUT_S is shorter. Raises CollectiveTimeout, which names late ranks.
+    The shorter of `timeout` and HSGD_TIMEOUT_S holds. Raises CollectiveTimeout with late global
+    ranks.
     """
 
     _device_type = "cpu"  # of tensors that the methods handle here

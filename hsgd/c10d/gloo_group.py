@@ -1,8 +1,4 @@
-"""A process group that torch made with gloo, whose collectives on CPU tensors hsgd serves.
-
-torch's own group underneath serves messages between two ranks, monitored_barrier, and tensors of
-other devices. The program sees the group that it asked for, with the same name and backends.
-"""
+"""A process group that torch made with gloo, whose collectives on CPU tensors hsgd serves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The other forms of a process group's methods: single tensors, op and root instead of options.
-
-They are translated into the forms of torch.distributed's functions. torch's own groups do this in
-C++ (the overloads in torch._C._distributed_c10d).
-"""
+"""Translation of a process group's calls into one form, as torch does in C++ for its own groups."""
 
 from __future__ import annotations
 

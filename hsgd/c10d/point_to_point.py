@@ -1,8 +1,4 @@
-"""send, recv and recv_anysource over torch's gloo, which connects at the first message.
-
-Every rank makes the gloo context with the group, which connects nothing (in torch 2.7 all ranks).
-Collectives never use it.
-"""
+"""send, recv and recv_anysource over torch's gloo, which connects at the first message."""
 
 from __future__ import annotations
 

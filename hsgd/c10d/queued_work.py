@@ -1,8 +1,4 @@
-"""QueuedWork: a collective that the core's own queue executes, without a Python thread.
-
-The core keeps the order: a blocking call comes after those queued before it, and a thread that
-waits executes the next one itself if the core's thread has not begun.
-"""
+"""QueuedWork: a collective that the core's own queue executes in order, without a Python thread."""
 
 from __future__ import annotations
 
@@ -83,11 +79,7 @@ class QueuedWork(dist.Work):
         return self._tensors
 
     def get_future(self) -> Any:
-        """Return a torch.futures.Future of the result tensors.
-
-        Its callbacks run in the group's thread. Collectives that they call come before later calls
-        of the program.
-        """
+        """Return a Future; the group's thread runs its callbacks before later calls."""
         if self._followed is None:
             followed = HsgdWork(self._what, self.wait, self._tensors, self._worker)
             if self._request.done():

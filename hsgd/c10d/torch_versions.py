@@ -18,11 +18,7 @@ blocking_returns_none = hasattr(AllreduceOptions, "asyncOp")
 
 
 def refuse_old() -> None:
-    """Raise LaunchError before torch 2.7; local.
-
-    Older versions drop a Work written in Python while C++ waits for it, so functional collectives
-    wait forever. `shutdown` came with the fix.
-    """
+    """Raise LaunchError before torch 2.7, which drops Python's Works while C++ waits; local."""
     if not hasattr(dist.ProcessGroup, "shutdown"):
         raise LaunchError(
             f"process groups of hsgd need torch 2.7 or newer, and this is {torch.__version__}; "
@@ -42,10 +38,7 @@ def make_blocking(options: Any) -> None:
 
 
 def gloo_device(hostname: str = "") -> Any:
-    """Return a gloo device that connects ranks at their first message, if torch supports that.
-
-    Otherwise all connect when the group is made. Without a hostname gloo chooses an address. Local.
-    """
+    """Return a gloo device that connects at the first message, if this torch can; local."""
     gloo: Any = dist.ProcessGroupGloo
     create = gloo.create_device if hostname else gloo.create_default_device
     where = {"hostname": hostname} if hostname else {}

@@ -1,8 +1,4 @@
-"""Work: the result of a process group's methods, and the thread that executes works in order.
-
-A group's collectives run one at a time, in the order of the calls, which is the same on all ranks.
-A blocking call runs in its caller's thread if no other work is running.
-"""
+"""Work: the result of a group's methods, and the thread that runs works in the order of calls."""
 
 from __future__ import annotations
 
@@ -277,10 +273,7 @@ class Worker:
             return (self._urgent or self._waiting).popleft()
 
     def help(self, work: HsgdWork) -> None:
-        """Execute the works up to `work`, if this is the worker's own thread.
-
-        A callback in it waits for another collective, which no other thread would execute.
-        """
+        """Execute works up to `work`, if this thread would otherwise wait for itself."""
         if not self._is_own_thread():
             return
         while not work.is_completed():

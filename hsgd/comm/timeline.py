@@ -69,11 +69,7 @@ def _meta(rank: int, row: int, what: str, **details: Any) -> dict[str, Any]:
 
 
 def summarize(paths: Iterable[str | Path]) -> str:
-    """Return a table of the events in Timeline files by rank and row, and the longest operations.
-
-    "busy" is the work in events that alternate with others. Raises DataError for files that cannot
-    be read or hold no trace.
-    """
+    """Return a table of events by rank and row, and the longest; DataError for other files."""
     return "\n\n".join(_aligned(part) for part in _tables(paths) if len(part) > 1)
 
 

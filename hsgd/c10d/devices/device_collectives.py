@@ -78,11 +78,7 @@ class DeviceWork(dist.Work):
 
 
 class DeviceCollectives(Collectives):
-    """Collectives on CUDA tensors in a group "cpu:hsgd,cuda:hsgd".
-
-    The first CUDA tensor makes it, collective over its ranks, blocking. Arguments are those of
-    Collectives.
-    """
+    """Collectives on CUDA tensors in "cpu:hsgd,cuda:hsgd"; collective and blocking to construct."""
 
     _device_type = "cuda"
 

@@ -1,8 +1,4 @@
-"""Messages of CUDA tensors between two ranks, through host memory.
-
-A send waits for the work that torch's current stream has queued, and a receive for the message:
-both block the host, as gloo's do.
-"""
+"""Messages of CUDA tensors through host memory; they block the host, as gloo's do."""
 
 from __future__ import annotations
 

@@ -86,10 +86,7 @@ def world() -> Any:
 
 
 def communicator_of(ranks: Sequence[int], config: Config, who: str, *, late: str = _LATE) -> Any:
-    """Make an mpi4py communicator of these ranks of MPI.COMM_WORLD, in this order.
-
-    Collective over these ranks, blocking. Raises as call_within() and world(); `who` begins errors.
-    """
+    """Make an mpi4py communicator of ranks of MPI.COMM_WORLD, in this order; as call_within()."""
     everybody = world()
     ending.watch(config.abort_after_s)
     whole = everybody.Get_group()

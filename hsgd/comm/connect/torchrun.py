@@ -1,8 +1,4 @@
-"""Set-up of hsgd.Comm() under torchrun: the keys in torchrun's store.
-
-Socket names are random and sent through the store, so nobody outside the job can guess them. Every
-wait has a deadline.
-"""
+"""Set-up of hsgd.Comm() under torchrun: random socket names, sent through torchrun's store."""
 
 from __future__ import annotations
 
@@ -56,11 +52,7 @@ def next_prefix() -> str:
 
 @functools.cache
 def store(timeout_s: float) -> Any:
-    """Return torchrun's store, which all workers share; blocking. Raises LaunchError.
-
-    It is kept: if rank 0 serves it, others may still read it. Under the agents of `hsgd run
-    --min-np` its waits end when a rank of the world is lost.
-    """
+    """Return torchrun's store, kept as others may still read it; blocking. LaunchError."""
     if launcher_variables.agent_round() is not None:
         return agent_store.connect(timeout_s)
     from torch.distributed.rendezvous import rendezvous

@@ -237,11 +237,7 @@ class DeviceComm:
     def alltoall(
         self, array: Any, send_rows: Sequence[int] | None, out: Any, name: str | None
     ) -> tuple[DeviceRequest, list[int]]:
-        """Start an alltoall; return its request and the rows from each rank.
-
-        The ranks exchange `send_rows` (to each rank) first, blocking; None is the same number for
-        each.
-        """
+        """Start an alltoall; exchange `send_rows` first, blocking; return received rows, too."""
         import numpy as np
 
         what = "alltoall"

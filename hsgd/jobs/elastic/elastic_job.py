@@ -1,8 +1,4 @@
-"""An elastic job, from the command that starts it: its store, and an agent on each host.
-
-This file decides which hosts are used: those of a list or a script, and when a lost one is tried
-again. The agents form the worlds. If all ranks run here, this process is the agent.
-"""
+"""An elastic job: its store, the hosts that it may use, and an agent on each host."""
 
 from __future__ import annotations
 
@@ -61,11 +57,7 @@ class ElasticJob:
 
 
 def run(job: ElasticJob) -> int:
-    """Run the job to its end; blocking, in the main thread. Raises LaunchError.
-
-    Returns:
-        The exit code: 0 done, 1 failed, 128 + N after signal N.
-    """
+    """Run the job to its end; return 0, 1 if it failed, 128 + N after signal N. LaunchError."""
     os.environ[JOB_SECRET] = draw_job_secret()  # ranks and agents of this host inherit it
     here = "127.0.0.1" if job.is_here else socket.gethostname()
     with socket.socket() as door:

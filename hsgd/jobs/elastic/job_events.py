@@ -1,8 +1,4 @@
-"""Events of a world that agents publish to one another, through the job's store.
-
-One key changes with every event, so that an agent polls only that key. No call waits for another
-agent.
-"""
+"""Events of agents in the job's store; they poll one key, which changes with every event."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The agent of a node: keeps its workers in worlds, from the start of the job to its end.
-
-Rounds form in a thread, so that the agent notices the ends of workers meanwhile. No wait is without
-polling.
-"""
+"""The agent of a node: keeps its workers in worlds, from the start of the job to its end."""
 
 from __future__ import annotations
 

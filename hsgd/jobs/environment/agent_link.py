@@ -50,11 +50,7 @@ class AgentLink:
         return os.getpid() == self._owner
 
     def enter(self) -> None:
-        """Wait for a place in the next world, and put it into the environment; blocking.
-
-        Without a deadline: the agent has one, and ends the job. Raises LaunchError if the agent is
-        gone.
-        """
+        """Wait for a place in the next world and set the environment; blocking. LaunchError."""
         self._say({"ready": self.round})
         world = self._worlds.get()
         with self._lock:
@@ -99,11 +95,7 @@ class AgentLink:
         self._say({"held": self.round})
 
     def listen(self, listener: Callable[[float], object] | None) -> None:
-        """Call `listener(round)` in the link's thread if ranks wait to join; local.
-
-        It is called at once if some did since this world began. It replaces the previous listener;
-        None removes it.
-        """
+        """Call `listener(round)`, also at once, if ranks wait to join; None removes it; local."""
         with self._lock:
             self._listener = listener
             updated = self._updated

@@ -129,11 +129,7 @@ atexit.register(_ending.last_step)
 
 
 def watch(limit_s: float) -> None:
-    """Let an uncaught exception of this rank end the job; local.
-
-    Args:
-        limit_s: seconds that the other ranks have to end by themselves; 0 is forever.
-    """
+    """Let an uncaught exception of this rank end the job after `limit_s`, if not 0; local."""
     if _ending.pid != os.getpid():
         _ending.install()
     _ending.limit_s = limit_s

@@ -1,8 +1,4 @@
-"""Refusal of nested launchers that make several jobs out of one.
-
-`srun -n2 torchrun --standalone` starts two jobs, and each believes to be the only one. Nothing here
-loads MPI or torch.
-"""
+"""Refusal of nested launchers, as `srun -n2 torchrun --standalone`, that make two jobs of one."""
 
 from __future__ import annotations
 

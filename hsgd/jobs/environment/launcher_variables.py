@@ -44,11 +44,7 @@ class Torchrun:
 
 
 def torchrun(environ: Mapping[str, str] = os.environ) -> Torchrun | None:
-    """Return torchrun's variables for this worker; None if it is no worker of torchrun; local.
-
-    If an mpirun started torchrun itself, its workers inherit mpirun's variables, and are workers
-    too.
-    """
+    """Return torchrun's variables for this worker, even if under mpirun; else None; local."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
     size = number(environ, "WORLD_SIZE") or 1
@@ -89,11 +85,7 @@ def mpi_rank(environ: Mapping[str, str]) -> int | None:
 
 
 def usable_mpi_rank(environ: Mapping[str, str]) -> int | None:
-    """Return mpi_rank(), or None if MPI cannot be used; local.
-
-    If an mpirun started torchrun itself, its workers inherit mpirun's variables, which are not
-    theirs.
-    """
+    """Return mpi_rank(); None without MPI, or under torchrun, which inherits mpirun's variables."""
     if "TORCHELASTIC_RUN_ID" in environ or not built.read().mpis:
         return None
     return None if importlib.util.find_spec("mpi4py") is None else mpi_rank(environ)

@@ -1,8 +1,4 @@
-"""Hosts that a resource manager allocated to this job: Slurm, PBS, LSF, Grid Engine, OAR, Cobalt.
-
-They are read from variables and files; no resource manager is called. If the user gives no hosts,
-ranks are spread over these.
-"""
+"""Hosts of this job by the variables of Slurm, PBS, LSF, Grid Engine, OAR or Cobalt."""
 
 from __future__ import annotations
 
@@ -44,11 +40,7 @@ def is_managed(environ: Mapping[str, str]) -> bool:
 
 
 def tasks(environ: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return the number of ranks that this job's allocation is for, and its variable; local.
-
-    With Slurm these are the requested tasks; with others, or without a request, all slots. None
-    without an allocation. Raises LaunchError if it cannot be read.
-    """
+    """Return the requested tasks (Slurm) or all slots, and their variable, or None; LaunchError."""
     if (asked := number(environ, "SLURM_NTASKS")) and "SLURM_JOB_ID" in environ:
         return asked, f"SLURM_NTASKS={asked}"
     found = allocation(environ, 1)

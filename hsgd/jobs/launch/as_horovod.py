@@ -205,10 +205,7 @@ def _names_in(body: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def refuse_beside(name: str) -> None:
-    """Raise LaunchError if a framework of Horovod joins a process with hsgd's horovod.torch; local.
-
-    Not if Horovod was built without the framework: its import fails by itself.
-    """
+    """Raise LaunchError if one of Horovod's built frameworks joins hsgd's horovod.torch; local."""
     if name not in _OTHERS or not by_plugin() or not {_TORCH, _PROCESS_SETS} & sys.modules.keys():
         return
     if any(path.parent.name == name.partition(".")[2] for path in preload.horovod_libraries()):

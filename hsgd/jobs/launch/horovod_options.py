@@ -1,8 +1,4 @@
-"""Options of horovodrun that `hsgd run --horovod` accepts.
-
-Each becomes a host list or a variable of the ranks. Options without meaning in hsgd (negotiation,
-fusion, tuning) are ignored.
-"""
+"""Options of horovodrun that `hsgd run --horovod` accepts; those without meaning are ignored."""
 
 from __future__ import annotations
 
@@ -72,7 +68,7 @@ def without_meaning(arguments: argparse.Namespace) -> list[str]:
 
 
 def read_hostfile(path: str) -> str:
-    """Return a host list from lines like "node1 slots=2" or "node1:2"; LaunchError; local."""
+    """Return a host list from "node1 slots=2" or "node1:2" lines; local. LaunchError."""
     try:
         text = Path(path).read_text()
     except OSError as error:

@@ -1,8 +1,4 @@
-"""The mpirun command line of a job, for Open MPI 4 and 5, MPICH and Intel MPI.
-
-MPICH and Intel MPI have different Hydras. Settings of the user on the command line, in the
-environment or in Open MPI's parameter file, which is read, come first.
-"""
+"""The mpirun command of a job, for Open MPI 4 and 5, MPICH and Intel MPI; users' settings win."""
 
 from __future__ import annotations
 

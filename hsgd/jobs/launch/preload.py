@@ -63,10 +63,7 @@ _CHECK_LIMIT_S = 60
 
 
 def library(abi: str | None = None) -> Path:
-    """Return the path of the library to preload into programs of that ABI; local.
-
-    None is the first ABI that hsgd was built for. Raises LaunchError if it was not built.
-    """
+    """Return the library to preload for that ABI, or the first; local. LaunchError if not built."""
     return _built("preload", abi)
 
 

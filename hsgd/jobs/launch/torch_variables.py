@@ -1,8 +1,4 @@
-"""Variables of torch.distributed for ranks that an mpirun starts.
-
-A rank gets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from its launcher's variables, and the
-address at which rank 0 serves torch's store. Nothing here imports torch.
-"""
+"""Variables of torch.distributed for ranks that an mpirun starts; torch is not imported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The store of a job that `hsgd run --min-np` started, for its workers.
-
-Waits end when the world breaks: otherwise ranks would wait until the deadline for a rank that was
-lost before it connected.
-"""
+"""The store of a job of `hsgd run --min-np`; waits of its workers end if their world breaks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The `hsgd` command: run, doctor, info, status, plan, preload, trace, data, clean, completion.
-
-Exit codes: 0 done, 1 an error (one line on stderr; HSGD_DEBUG=1 shows the traceback), 2 wrong
-usage. Each command is a few lines that call another module.
-"""
+"""The `hsgd` command. Exit codes: 0 done, 1 an error (HSGD_DEBUG=1: traceback), 2 wrong usage."""
 
 from __future__ import annotations
 

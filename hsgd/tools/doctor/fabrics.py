@@ -1,8 +1,4 @@
-"""Fabrics between nodes: adapters and links of this node, and MPI's support for them.
-
-Sources are /sys, MPI's library files, and the user's settings for MPI's transports. MPI itself
-chooses when it starts, for each pair of nodes; nothing here loads it or opens a device.
-"""
+"""Fabrics between nodes: facts of /sys, MPI's library files and settings; nothing is loaded."""
 
 from __future__ import annotations
 

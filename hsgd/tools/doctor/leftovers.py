@@ -1,8 +1,4 @@
-"""Leftovers of killed jobs: sockets in the temporary folder without a listener.
-
-Only this user's sockets with names that begin with "hsgd" are considered. Shared memory leaves
-nothing: its segments are memfds.
-"""
+"""Leftovers of killed jobs: this user's sockets hsgd* in the temporary folder, if dead."""
 
 from __future__ import annotations
 

@@ -22,10 +22,7 @@ _MOST_AT_ONCE = 32
 
 
 def host_names(text: str) -> list[str]:
-    """Return the hosts of a list like that of `hsgd run -H`: node1,node2 or node1:4,node2:4; local.
-
-    Raises HsgdError for an empty name, or one that ssh would parse as an option.
-    """
+    """Return the names in node1,node2 or node1:4,node2:4; HsgdError for others; local."""
     names = [word.partition(":")[0].strip() for word in text.split(",")]
     if bad := [name for name in names if not name or name.startswith("-")]:
         raise HsgdError(f'-H {text}: "{bad[0]}" is not a host; give names with commas: node1,node2')

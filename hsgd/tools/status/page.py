@@ -1,8 +1,4 @@
-"""Status pages of processes: how to find and read them.
-
-The layout and its version are those of hsgd/csrc/core/status/status_record.hpp. Only processes of
-this user are read, and nothing is written.
-"""
+"""Status pages of this user's processes, in the layout of csrc/core/status/status_record.hpp."""
 
 from __future__ import annotations
 
@@ -77,11 +73,7 @@ class Note:
 
 
 def notes_of(pid: int) -> list[Note]:
-    """Return the open communicators of a process; local.
-
-    Raises OSError if the process has ended or may not be read, PageRefused for a page of another
-    version.
-    """
+    """Return a process's open communicators; OSError, or PageRefused for other versions; local."""
     return [note for page in _pages(pid) for note in _read(page, pid)]
 
 

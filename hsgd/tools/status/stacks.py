@@ -1,8 +1,4 @@
-"""Stacks of a process, by py-spy if it is installed.
-
-For Python frames py-spy reads the memory of the process without a pause, so a stopped or hanging
-one can be read, too; for C and C++ frames it pauses the process.
-"""
+"""Stacks by py-spy, which pauses a process only for the frames of C and C++."""
 
 from __future__ import annotations
 
