@@ -65,14 +65,14 @@ class Config:
     abort_after_s: float = _variable(  # type: ignore[assignment]
         "HSGD_ABORT_AFTER_S", 30.0, _between(float, 0, 1e9), "seconds from 0 to 1e9"
     )
-    """Over MPI: seconds from an uncaught exception until this rank aborts the job; 0 never."""
+    """Over MPI: seconds that a failed rank waits before it aborts the job; 0 never aborts."""
     oneshot_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_ONESHOT_BYTES",
         -1,
         _between(int, -1, 1 << 20),
         "bytes from 0 to 1048576, -1 to choose",
     )
-    """Largest payload, bytes, that every rank reads whole from all others; -1 measures."""
+    """Largest payload, bytes, of one synchronization (each rank reads all); -1 measures."""
     chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_CHUNK_BYTES",
         -1,

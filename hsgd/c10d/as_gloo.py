@@ -84,7 +84,10 @@ class _Request:
         self._is_default = not given["global_ranks_in_group"]
 
     def is_for_gloo(self) -> bool:
-        """Return whether this rank is a member and gloo serves the CPU; local. LaunchError."""
+        """Return whether this rank's CPU tensors would go to gloo; local.
+
+        Raises LaunchError if the program asks for a third backend on the CPU.
+        """
         if self._c10d.get_debug_level() == self._c10d.DebugLevel.DETAIL:
             return False  # torch wraps these groups to check each call
         devices = self._c10d.BackendConfig(self._given["backend"]).get_device_backend_map()

@@ -75,7 +75,7 @@ def parts(what: str, parts: Sequence[Tensor], size: int, elements: int) -> None:
 
 
 def elements(what: str, tensor: Tensor, splits: list[int], size: int) -> list[int]:
-    """Return the elements for each rank; even without split sizes. ValueError if they are wrong."""
+    """Return each rank's elements, by split sizes, else equal parts; ValueError if they misfit."""
     rows = tensor.shape[0] if tensor.dim() else 0
     if not splits:
         if rows % size:

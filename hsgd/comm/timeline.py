@@ -1,7 +1,4 @@
-"""Timeline: one rank's events as a Chrome trace, which Perfetto and chrome://tracing open.
-
-Format: "Trace Event Format", complete events ("ph": "X"), times in microseconds.
-"""
+"""Timeline: one rank's events as a Chrome trace ("Trace Event Format"), which Perfetto opens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,3 @@
-"""Elastic jobs: an agent on each node starts and watches the ranks that `hsgd run --min-np` wants.
-
-If ranks are lost or join, the agents form a new world. docs/elastic.md describes all steps.
-"""
+"""Elastic jobs of `hsgd run --min-np`: agents start, watch and regroup ranks (docs/elastic.md)."""
 
 __all__: list[str] = []

@@ -28,7 +28,7 @@ _LOOK_S = 0.2  # between polls of other agents' events
 _ASK_S = 1.0  # between polls of the rendezvous, whose answer lists all nodes
 _END_S = 5.0  # for workers that were asked to end
 _LEAVE_S = 1.5  # for workers that notice a broken world themselves
-_ABORT_S = 1.0  # for workers that are told, and may have waited for a late rank
+_ABORT_S = 1.0  # for workers that got this message and may wait for a late rank
 Result = TypeVar("Result")
 
 
