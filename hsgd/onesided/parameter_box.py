@@ -73,6 +73,15 @@ class ParameterBox(Closing):
     the lock of a chunk, which takes microseconds unless its holder is stopped: then they raise
     CollectiveTimeout, after `timeout_s`, with the name of that process. After close() they raise
     HsgdError.
+
+    On several nodes (`over`) each has a copy of the values for reads; a change goes to the nodes
+    that own the values, and the new values come back with the reply. So a rank reads its own
+    changes, and those of other nodes up to its node's last change or refresh(). Reads return the
+    version of when this rank last changed or refreshed all values; `version` is the last count that
+    this node received. close() is then collective and comes before that of the Comm: ranks that own
+    values serve the others until these have closed the box too, or are gone. A rank that leaves by
+    an exception, of a `with` block or of the program, does not wait; ranks that use its values then
+    get PeerLost.
     """
 
     _spread: SpreadBox | None = None  # on several nodes
@@ -147,14 +156,7 @@ class ParameterBox(Closing):
     ) -> ParameterBox:
         """Make one box for the ranks of a communicator, under a random key; collective.
 
-        On one node nothing of `comm` is used afterwards. On several nodes each has a copy of the
-        values for reads; a change goes to the nodes that own the values, and the new values come
-        back with the reply. So a rank reads its own changes, and those of other nodes up to its
-        node's last change or refresh(). Reads return the version of when this rank last changed or
-        refreshed all values; `version` is the last count that this node received. close() is then
-        collective and comes before that of `comm`: ranks that own values serve the others until
-        these have closed the box too, or are gone. A rank that leaves by an exception, of a `with`
-        block or of the program, does not wait; ranks that use its values then get PeerLost.
+        On one node nothing of `comm` is used afterwards; for several nodes see ParameterBox.
 
         Args:
             comm: the ranks.
@@ -349,7 +351,7 @@ class ParameterBox(Closing):
         return self._timeout_s
 
     def close(self, *, waits: bool = True) -> None:
-        """Close the box; local, but collective between nodes (see `over`), at most once.
+        """Close the box; local, but collective between nodes. A second call does nothing.
 
         A rank that leaves by an error passes waits=False, and waits for no other node.
         """
