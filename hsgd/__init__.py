@@ -1,7 +1,7 @@
 """hsgd: two-level collectives, contiguous HDF5 input and large-batch training for multi-rank nodes.
 
-Owns the few names that everybody needs. Imports nothing heavy: NumPy, MPI and the native core are
-loaded by the first use of a communicator.
+The import loads nothing heavy: the first use of a communicator loads NumPy, MPI and the native
+core.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _load_native() -> Any:
-    """The compiled module; a line where this package is a folder of sources without it."""
+    """Return the compiled module; ImportError in a folder of sources without it."""
     import importlib
     from pathlib import Path
 
@@ -109,7 +109,7 @@ def _load_native() -> Any:
         if error.name != "hsgd._native":
             raise
     else:
-        from hsgd.tools.status import dump  # now: when a rank is lost, no disk may answer
+        from hsgd.tools.status import dump  # load it now: after a loss no disk may answer
 
         errors.observers.append(dump.after)
         return native

@@ -1,4 +1,4 @@
-"""`python -m hsgd`: the `hsgd` command, where its script is not on PATH."""
+"""`python -m hsgd`: the `hsgd` command, for when its script is not on PATH."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__: list[str] = []
 
 
 def refuse_sources() -> None:
-    """In a clone `python -m` takes the sources there, which are not built, for hsgd."""
+    """Exit with an error if `python -m` found unbuilt sources in the current folder."""
     here = Path(__file__).resolve().parent
     native = importlib.util.find_spec("hsgd._native")
     if native is None or Path(native.origin or "").resolve().parent != here:

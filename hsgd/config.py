@@ -1,8 +1,7 @@
 """Configuration: every HSGD_* variable is one documented field of Config.
 
-The only reader of HSGD_* variables in Python; csrc/core/base/options.cpp reads the same names for
-programs without Python, and a test holds the two together. Never decides anything: the values are
-taken as they are or refused.
+For programs without Python, csrc/core/base/options.cpp reads the same names; a test compares the
+two.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Literal
 
 __all__ = ["Config"]
 
-# What strtod takes in every locale; Python's own int and float also take "1_000" and " 5 ".
+# The number forms that C's strtod reads in every locale; int() and float() also read "1_000", " 5
+# ".
 _FORMS = {int: r"[+-]?[0-9]+", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"}
 
 
@@ -56,7 +56,7 @@ _flag: Callable[[str], object] = lambda text: bool(_between(int, 0, 1)(text))  #
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What HSGD_* variables set; `docs/configuration.md` explains each field."""
+    """Settings from HSGD_* variables; `docs/configuration.md` explains each field."""
 
     timeout_s: float = _variable(  # type: ignore[assignment]
         "HSGD_TIMEOUT_S", 1800.0, _between(float, 1e-3, 1e9), "seconds from 0.001 to 1e9"
@@ -65,18 +65,14 @@ class Config:
     abort_after_s: float = _variable(  # type: ignore[assignment]
         "HSGD_ABORT_AFTER_S", 30.0, _between(float, 0, 1e9), "seconds from 0 to 1e9"
     )
-    """Over MPI: seconds that a rank waits for the others to end, after an uncaught exception,
-    before it aborts the job; 0 never aborts.
-    """
+    """Over MPI: seconds that a failed rank waits before it aborts the job; 0 never aborts."""
     oneshot_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_ONESHOT_BYTES",
         -1,
         _between(int, -1, 1 << 20),
         "bytes from 0 to 1048576, -1 to choose",
     )
-    """Largest payload that is sent in one synchronization, bytes; in an allreduce every rank then
-    reads the whole input of every other rank. -1 measures.
-    """
+    """Largest payload, bytes, of one synchronization (each rank reads all); -1 measures."""
     chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_CHUNK_BYTES",
         -1,
@@ -87,9 +83,7 @@ class Config:
     wire_oneshot_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_ONESHOT_BYTES", 32 << 10, _between(int, 0, 1 << 20), "bytes from 0 to 1048576"
     )
-    """The most bytes that a node sends for one payload that travels whole; with N nodes this allows
-    payloads up to 1 / (N - 1) of it.
-    """
+    """Most bytes that a node sends for one payload without splitting it, to all other nodes."""
     wire_chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_CHUNK_BYTES", 0, _between(int, 0, 1 << 28), "bytes from 0 to 268435456"
     )
@@ -97,24 +91,25 @@ class Config:
     wire_radix: int = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_RADIX", 16, _between(int, 2, 64), "a whole number from 2 to 64"
     )
-    """Up to this many nodes exchange directly, each with each; more than 8 nodes exchange in
-    rounds, in groups of at most this size. It sets the order in which nodes are summed.
+    """Up to this many nodes exchange data directly, each with each.
+
+    More than 8 nodes exchange in rounds, in groups of at most this size. This sets the order in
+    which the nodes' parts are summed.
     """
     flat_ranks: int = _variable(  # type: ignore[assignment]
         "HSGD_FLAT_RANKS", 16, _between(int, 1, 1024), "a whole number from 1 to 1024"
     )
-    """Up to this many ranks of a node, each rank checks all others; with more, ranks are counted in
-    groups by cache and NUMA node, and each rank checks its group only.
-    """
+    """Up to this many ranks of a node check one another; more do so by cache and NUMA node."""
     near_nic: int = _variable(  # type: ignore[assignment]
         "HSGD_NEAR_NIC",
         -1,
         _between(int, -1, 1024),
         "an adapter's number from 1 to 1024, 0 for none, -1 to ask the kernel",
     )
-    """The network adapter near this rank, counted from 1; 0 means none; -1 asks the kernel. May
-    differ between ranks. With several nodes such ranks are the first choice for traffic between
-    nodes.
+    """The network adapter near this rank, counted from 1; 0 means none; -1 asks the kernel.
+
+    It may differ between ranks. With several nodes, ranks near an adapter are preferred for the
+    traffic between nodes.
     """
     wire_dtype: Literal["none", "bfloat16", "float16"] = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_DTYPE",
@@ -122,15 +117,14 @@ class Config:
         _one_of("none", "bfloat16", "float16"),
         "none, bfloat16 or float16",
     )
-    """How float32 travels between nodes: none sends float32, the others halve the bytes and round
-    the sums of nodes and the results.
+    """How float32 travels between nodes: "none" sends float32.
+
+    The others halve the bytes, and round the sums of nodes and the results.
     """
     interfaces: str = _variable(  # type: ignore[assignment]
         "HSGD_INTERFACES", "all", str, "names of network interfaces, as eth0,eth1"
     )
-    """Network interfaces for TCP connections, separated by commas, in order of preference; "all"
-    uses all that are up except loopback.
-    """
+    """Interfaces for TCP, with commas, in order of preference; "all" is all but loopback."""
     slots: int = _variable(  # type: ignore[assignment]
         "HSGD_SLOTS", 4, _between(int, 3, 64), "a whole number from 3 to 64"
     )
@@ -138,34 +132,30 @@ class Config:
     spin: int = _variable(  # type: ignore[assignment]
         "HSGD_SPIN", -1, _between(int, -1, 1e9), "iterations, 0 to yield at once, -1 to choose"
     )
-    """Iterations of busy waiting before a waiting rank yields its core; -1 chooses by cores and
-    ranks.
-    """
+    """Busy-wait iterations before a waiting rank yields its core; -1 chooses by cores and ranks."""
     store: Literal["ordinary", "nontemporal", "auto"] = _variable(  # type: ignore[assignment]
         "HSGD_STORE",
         "auto",
         _one_of("ordinary", "nontemporal", "auto"),
         "ordinary, nontemporal or auto",
     )
-    """Stores into shared memory; auto measures both kinds at start-up, and on one node goes on
-    comparing them.
-    """
+    """Stores into shared memory; "auto" measures both kinds, on one node continuously."""
     overlap: Literal["auto", "always", "never"] = _variable(  # type: ignore[assignment]
         "HSGD_OVERLAP", "auto", _one_of("auto", "always", "never"), "auto, always or never"
     )
-    """hsgd.torch: when gradients travel: always during backward, never during it, or auto, which
-    tries both in the first steps.
-    """
+    """hsgd.torch: send gradients during backward: always, never, or as first steps show."""
     check_replicas: Literal["share", "0", "1"] = _variable(  # type: ignore[assignment]
         "HSGD_CHECK_REPLICAS", "share", _one_of("share", "0", "1"), "share, 0 or 1"
     )
-    """What is compared of parameters that ranks should hold alike: a share of them in each step, so
-    that all are in 256, nothing, or all of them in each step.
+    """Which share of the parameters is compared between ranks in each step.
+
+    "share" compares a part of them, so that all are compared within 256 steps; "0" nothing; "1"
+    all.
     """
     min_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_MIN_BYTES", 1024, _between(int, 0, 1e15), "bytes from 0"
     )
-    """Interposer: smaller payloads are passed to MPI, bytes."""
+    """Interposer: payloads of fewer bytes go to MPI."""
     report: bool = _variable(  # type: ignore[assignment]
         "HSGD_REPORT", False, _flag, "0 or 1"
     )
@@ -185,8 +175,10 @@ class Config:
     nccl_library: str = _variable(  # type: ignore[assignment]
         "HSGD_NCCL_LIBRARY", "auto", str, "a library's name or path, auto or none"
     )
-    """NCCL, for ranks of a node with a device each, or that share them where NCCL may; auto uses
-    torch's NCCL, else libnccl.so.2 if it is found; with none, devices exchange through host memory.
+    """NCCL, for ranks of a node that have a device each, or share devices if NCCL allows it.
+
+    "auto" uses torch's NCCL, else libnccl.so.2 if it is found. With "none", devices exchange data
+    through host memory.
     """
     device_chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_DEVICE_CHUNK_BYTES",
@@ -198,12 +190,13 @@ class Config:
     dump: bool = _variable(  # type: ignore[assignment]
         "HSGD_DUMP", True, _flag, "0 or 1"
     )
-    """When a collective passes its deadline, print once what the ranks of the node are doing."""
+    """If a collective passes its deadline, print once what the ranks of the node are doing."""
     dump_dir: str | None = _variable(  # type: ignore[assignment]
         "HSGD_DUMP_DIR", None, str, "a folder"
     )
-    """A folder for the same report, with files for torchfrtrace; also written when a rank is lost.
-    None: nowhere.
+    """A folder for the same report, with files for torchfrtrace; None writes none.
+
+    The report is also written there if a rank is lost.
     """
     debug: bool = _variable(  # type: ignore[assignment]
         "HSGD_DEBUG", False, _flag, "0 or 1"
@@ -212,15 +205,15 @@ class Config:
     cache_dir: str | None = _variable(  # type: ignore[assignment]
         "HSGD_CACHE", None, str, "a folder"
     )
-    """Where built wheels are kept; None is $XDG_CACHE_HOME/hsgd or ~/.cache/hsgd."""
+    """Folder for built wheels; None is $XDG_CACHE_HOME/hsgd or ~/.cache/hsgd."""
 
     def __post_init__(self) -> None:
-        """Hold values given in a program to the same bounds; ValueError names the field."""
+        """Check values set by a program against the same bounds; ValueError names the field."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             is_text = isinstance(field.default, str | types.NoneType)
             try:
-                if isinstance(value, str) and not is_text:  # as the variable would be
+                if isinstance(value, str) and not is_text:  # refused, as the variable is
                     raise ValueError(value)
                 if value != field.default:
                     field.metadata["read"](str(int(value) if isinstance(value, bool) else value))
@@ -230,15 +223,12 @@ class Config:
 
     @classmethod
     def variables(cls) -> dict[str, str]:
-        """Names of the variables, by field."""
+        """Return the names of the variables by field."""
         return {f.name: f.metadata["variable"] for f in dataclasses.fields(cls)}
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
-        """Read the environment (default `os.environ`); local.
-
-        Raises ValueError naming the variable, its value and what is expected.
-        """
+        """Read the environment (default `os.environ`); ValueError names a wrong variable; local."""
         environ = os.environ if environ is None else environ
         values: dict[str, object] = {}
         for field in dataclasses.fields(cls):

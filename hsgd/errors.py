@@ -1,8 +1,4 @@
-"""Error classes of hsgd: each derives from HsgdError and from the closest built-in class.
-
-Owns the names that a caller may catch. Never formats messages: whoever raises writes one line that
-says what failed, who, with which values, and what to do.
-"""
+"""Error classes of hsgd: each derives from HsgdError and from the closest built-in class."""
 
 from __future__ import annotations
 
@@ -26,38 +22,39 @@ __all__ = [
 
 
 class HsgdError(RuntimeError):
-    """Base of all errors that hsgd raises on its own account; RuntimeErrors, as those of torch.
+    """Base of all errors that hsgd itself raises; a RuntimeError, as torch's errors are.
 
-    rank: the rank that the error is about, or -1.
+    Attributes:
+        rank: the rank that the error is about, or -1.
     """
 
     rank: int = -1
 
 
 class PeerLost(HsgdError, ConnectionError):
-    """A rank died during a collective. The communicator is broken; Comm.shrink() makes a new one
-    without that rank.
+    """A rank died during a collective.
+
+    The communicator is broken; Comm.shrink() makes a new one without that rank.
     """
 
 
 class CollectiveTimeout(HsgdError, TimeoutError):
-    """A collective did not finish before its deadline. The communicator is broken; Comm.shrink()
-    makes a new one without ranks that hang.
+    """A collective did not finish before its deadline.
+
+    The communicator is broken; Comm.shrink() makes a new one without the ranks that hang.
     """
 
 
 class QueueFull(CollectiveTimeout):
-    """A NotifiedWindow had no room for another operation within the time given. Nothing was sent,
-    and the NotifiedWindow stays usable.
-    """
+    """A NotifiedWindow had no room in time for an operation; nothing was sent, it stays usable."""
 
 
 class SignatureMismatch(HsgdError, ValueError):
-    """Ranks called one collective with different shapes, dtypes, ops or names. No data was
-    mixed.
+    """Ranks called one collective with different shapes, dtypes, ops or names. No data was mixed.
 
-    ranks: two ranks that differ. names: what they called their arrays, up to 63 characters; None
-    where a call had no name.
+    Attributes:
+        ranks: two ranks that differ.
+        names: the names of their arrays, up to 63 characters; None for a call without a name.
     """
 
     ranks: tuple[int, int] = (-1, -1)
@@ -65,11 +62,13 @@ class SignatureMismatch(HsgdError, ValueError):
 
 
 class ReplicasDiffer(HsgdError, ValueError):
-    """Ranks that should hold the same parameters do not; raised by all of them. Nothing was lost on
-    the way: an elastic job ends, as it would differ again.
+    """Ranks that should hold the same parameters do not; raised on all of them.
 
-    parameter: the first that differs, or None where ranks have other ones. ranks: those that differ
-    from most, or from the first rank where there is no majority.
+    No rank was lost. An elastic job ends, as the replicas would differ again after a restart.
+
+    Attributes:
+        parameter: the first that differs, or None if the ranks have different sets of parameters.
+        ranks: those that differ from the majority, or from the first rank if there is no majority.
     """
 
     parameter: str | None = None
@@ -77,9 +76,7 @@ class ReplicasDiffer(HsgdError, ValueError):
 
 
 class SharedMemoryError(HsgdError, MemoryError):
-    """Shared memory for the ranks of a node could not be had within the limits of the machine or
-    cgroup.
-    """
+    """The machine or cgroup does not allow the shared memory that the ranks of a node need."""
 
 
 class MissingExtra(HsgdError, ImportError):
@@ -91,7 +88,7 @@ class LaunchError(HsgdError, RuntimeError):
 
 
 class ClosedError(HsgdError, ValueError):
-    """What was called is closed, or has no ranks any more."""
+    """The called object is closed, or has no ranks any more."""
 
 
 class DataError(HsgdError, OSError):
@@ -99,11 +96,13 @@ class DataError(HsgdError, OSError):
 
 
 observers: list[Callable[[HsgdError], object]] = []
-"""Called with each PeerLost and CollectiveTimeout of the core before it is raised, from the thread
-that raises it; must neither raise nor block."""
+"""Functions called with each PeerLost and CollectiveTimeout of the core before it is raised.
+
+They run in the thread that raises it and must neither raise nor block.
+"""
 
 
 def about(rank: int, error: HsgdError) -> HsgdError:
-    """`error`, which names that rank; for whoever raises one."""
+    """Return `error` with its `rank` set to `rank`."""
     error.rank = rank
     return error

@@ -1,13 +1,14 @@
-"""Runs when an interpreter starts, through a .pth line, as the top-level module
-`hsgd_horovod_hook`.
+"""Start-up hook: a .pth line runs it as the top-level module `hsgd_horovod_hook`.
 
-Owns four things that must happen inside programs that know nothing of hsgd: `horovodrun` gets its
---plugin option, a worker with HOROVOD_PLUGIN set gets the interposer before Horovod's MPI library
-is loaded, one with HSGD_AS_GLOO=1 gets process groups of hsgd where it asks for gloo, and one with
-HSGD_AS_HOROVOD=1 or HOROVOD_PLUGIN=hsgd gets hsgd.torch where it imports horovod.torch. At
-start-up it adds one finder to sys.meta_path and nothing else: it imports no module (not even hsgd)
-and never raises. All work is done by hsgd.jobs.launch.horovodrun, hsgd.jobs.launch.preload,
-hsgd.jobs.launch.as_horovod and hsgd.c10d.as_gloo, when one of the modules below is really imported.
+It serves programs that know nothing of hsgd:
+- `horovodrun` gets its --plugin option.
+- A worker with HOROVOD_PLUGIN set gets the interposer before Horovod's MPI library is loaded.
+- A program with HSGD_AS_GLOO=1 gets hsgd's process groups if it asks for gloo.
+- One with HSGD_AS_HOROVOD=1 or HOROVOD_PLUGIN=hsgd gets hsgd.torch if it imports horovod.torch.
+
+At start-up it only adds one finder to sys.meta_path: it imports no module (not even hsgd) and never
+raises. The work is done when a watched module is imported, by horovodrun, preload and as_horovod of
+hsgd.jobs.launch and by hsgd.c10d.as_gloo.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ FRAMEWORKS = ("horovod.torch", "horovod.tensorflow", "horovod.mxnet")
 C10D = "torch.distributed.distributed_c10d"
 OPERATIONS = tuple(
     name + ".mpi_ops" for name in FRAMEWORKS
-)  # loaded: Horovod's MPI library is bound
+)  # once loaded, Horovod's MPI library is bound
 
 
 class Finder:
-    """Finds what the other finders find, and acts before or after a watched module runs."""
+    """Finder that asks the other finders, and acts before or after a watched module runs."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -85,7 +86,7 @@ class Finder:
         return None
 
     def _stand_in(self, name: str) -> ModuleSpec | None:
-        """What HSGD_AS_HOROVOD or HOROVOD_PLUGIN=hsgd gives for a module of Horovod."""
+        """Return the replacement for a module of Horovod, or None if no setting asks for one."""
         import os
 
         by_plugin = _plugin() == "hsgd" and name.startswith(SERVED)
@@ -117,7 +118,7 @@ def _add_plugin_option(launcher: ModuleType) -> None:
         from hsgd.jobs.launch import horovodrun
 
         horovodrun.extend(launcher)
-    except Exception as error:  # plain horovodrun must go on working, whatever state hsgd is in
+    except Exception as error:  # plain horovodrun must work, whatever state hsgd is in
         print(f"hsgd: warning: horovodrun has no --plugin option: {error}", file=sys.stderr)
 
 
@@ -145,7 +146,7 @@ def _serves_gloo() -> bool:
 
 
 def _serve_gloo(module: ModuleType) -> None:
-    """As _or_exit: never train over gloo where hsgd was asked for."""
+    """Install hsgd's gloo replacement or exit: never train over gloo if hsgd was requested."""
     try:
         from hsgd.config import Config
 
@@ -158,7 +159,7 @@ def _serve_gloo(module: ModuleType) -> None:
 
 
 def _or_exit(owner: str, step: str, module: ModuleType, *arguments: str) -> None:
-    """Never train flat where two levels were asked for: one line and exit code 1 instead."""
+    """Run `step`, or exit with one line and code 1: never train flat if asked for two levels."""
     try:
         import importlib
 

@@ -1,9 +1,4 @@
-"""Counters of what the interposer, or a communicator, did in this process: calls, bytes per level,
-seconds.
-
-Owns the reading of the native counters and their arithmetic. Never loads a native library and never
-calls MPI: where the interposer is not at work there is nothing to read.
-"""
+"""Counters of the interposer or a communicator: calls, bytes per level, seconds."""
 
 from __future__ import annotations
 
@@ -23,10 +18,10 @@ __all__ = ["CollectiveCounters", "Counters", "interposer_collectives", "interpos
 
 @dataclass(frozen=True)
 class Counters:
-    """What the two-level path did on this rank since the process began, or between two readings.
+    """Work of the two-level path on this rank since the process began, or between two readings.
 
-    The seconds are of the thread that called the collective, which for Horovod is its own
-    background thread.
+    The seconds are of the thread that called the collective; in Horovod that is its background
+    thread.
     """
 
     calls: int
@@ -42,18 +37,16 @@ class Counters:
     wait_s: float
     """Time spent waiting for other ranks."""
     total_s: float
-    """Time spent inside the collectives, waiting included. On one node the work of small ones is
-    that of every sixteenth, times sixteen.
-    """
+    """Time in collectives, with waits; on one node small ones are sampled, 1 of 16."""
 
     @classmethod
     def none(cls) -> Counters:
-        """Nothing was done."""
+        """Return counters that are all zero."""
         return cls(0, 0, 0, 0, 0, 0.0, 0.0)
 
     @classmethod
     def of(cls, comm: _native.Comm) -> Counters:
-        """What the core counted for a communicator; local. Comm.metrics() is for users."""
+        """Return the core's counters for a communicator; local. Users call Comm.metrics()."""
         native = comm.counters()
         return cls(
             native.calls,
@@ -66,7 +59,7 @@ class Counters:
         )
 
     def line(self) -> str:
-        """Return all of them in words, as the interposer's report has them."""
+        """Return all counters in words, as in the interposer's report."""
         mb = [
             f"{count * 1e-6:.3f} MB"
             for count in (
@@ -81,13 +74,11 @@ class Counters:
         )
 
     def __add__(self, other: Counters) -> Counters:
-        """What was done in two places."""
         if not isinstance(other, Counters):
             return NotImplemented
         return Counters(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """What happened between the reading `earlier` and this one."""
         if not isinstance(earlier, Counters):
             return NotImplemented
         pairs = zip(astuple(self), astuple(earlier), strict=True)
@@ -109,10 +100,7 @@ class _NativeCounters(ctypes.Structure):
 
 
 def interposer_counters() -> Counters | None:
-    """Counters of this rank over all its communicators; None where the interposer is not loaded.
-
-    Local, no communication. May be called while another thread is in a collective.
-    """
+    """Return this rank's counters, or None without the interposer; local, from any thread."""
     library = _loaded_interposer()
     if library is None:
         return None
@@ -131,24 +119,20 @@ def interposer_counters() -> Counters | None:
 
 @dataclass(frozen=True)
 class CollectiveCounters:
-    """What became of the calls of one collective on this rank since the process began."""
+    """Calls of one collective on this rank since the process began."""
 
     taken_calls: int
     """Calls that took the two-level path."""
     taken_bytes: int
-    """Their payload: of the data, of all blocks together, or of a reduction's input."""
+    """Their payload: the data, all blocks together, or the input of a reduction."""
     passed_calls: int
     """Calls that passed through to MPI."""
     passed_bytes: int
-    """Their payload, where the interposer looked at it."""
+    """Their payload, if the interposer looked at it."""
 
 
 def interposer_collectives() -> dict[str, CollectiveCounters] | None:
-    """By name, such as "MPI_Allreduce", what the interposer did with the calls of each collective
-    that it knows; None where it is not loaded.
-
-    Local, no communication, waits for nobody.
-    """
+    """Return the interposer's counters by collective, as "MPI_Allreduce", or None; local."""
     library = _loaded_interposer()
     if library is None:
         return None
@@ -162,7 +146,7 @@ def interposer_collectives() -> dict[str, CollectiveCounters] | None:
 
 
 def _loaded_interposer() -> ctypes.CDLL | None:
-    """The preloaded library if this process has it, as a file of hsgd or under that name."""
+    """Return the preloaded library if this process has it, by its path in hsgd or its name."""
     for abi in mpi_abi.ABIS.values():
         path = mpi_abi.path("preload", abi)
         for name in (path.name, str(path)):

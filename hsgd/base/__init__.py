@@ -1,3 +1,3 @@
-"""What every wing needs: checks of arguments, the life of objects, facts of the build."""
+"""Base of all packages of hsgd: checks of arguments, closing of objects, facts of the build."""
 
 __all__: list[str] = []

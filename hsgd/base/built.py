@@ -1,9 +1,4 @@
-"""What the build wrote down about itself: compiler, flags, and the MPIs that the native libraries
-are linked with.
-
-Owns the reading of hsgd/_build.json, which setup.py writes. Never looks at the machine: what is
-found there now is for hsgd.tools.doctor.info to compare.
-"""
+"""Facts of the build, from hsgd/_build.json: compiler, flags, MPIs of the native libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ class BuiltMpi:
 
     name: str = ""  # "Open MPI" or "MPICH"
     version: str = ""
-    library_dir: str = ""  # "" where the linker knows, or this is a wheel for other machines
+    library_dir: str = ""  # "" if the linker knows it, or in a wheel for other machines
 
     @property
     def description(self) -> str:
@@ -29,7 +24,7 @@ class BuiltMpi:
 
 @dataclass(frozen=True)
 class Build:
-    """Facts of one build; empty where the build did not know, or is not there."""
+    """Facts of one build; empty if they are unknown, or the file is missing."""
 
     compiler: str = ""
     flags: str = ""

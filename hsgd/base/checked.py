@@ -1,8 +1,4 @@
-"""Numbers that callers give: whole, and within what the core can hold.
-
-Owns the wording of the refusals, each one line. Whatever has `__index__` is a whole number, so
-NumPy's are, too. Never changes a value.
-"""
+"""Checks of numbers from callers, with refusals of one line; `__index__` makes a whole number."""
 
 from __future__ import annotations
 
@@ -14,13 +10,13 @@ from typing import Any
 
 __all__ = ["INT_MAX", "MOST_BYTES", "UINT32_MAX", "c_int", "extents", "natural", "seconds", "whole"]
 
-MOST_BYTES = 2**63 - 1  # of an array: what a pointer difference can say
+MOST_BYTES = 2**63 - 1  # of an array: the largest pointer difference
 INT_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 
 
 def whole(what: str, value: Any) -> int:
-    """`value` as an int; TypeError for what is no whole number."""
+    """Return `value` as an int; TypeError if it is no whole number."""
     try:
         return operator.index(value)
     except TypeError:
@@ -29,7 +25,7 @@ def whole(what: str, value: Any) -> int:
 
 
 def natural(what: str, value: Any, most: int = MOST_BYTES) -> int:
-    """`value` as an int from 0 to `most`; ValueError, TypeError."""
+    """Return `value` as an int from 0 to `most`; ValueError or TypeError if it is not one."""
     number = whole(what, value)
     if number < 0:
         raise ValueError(f"{what} is {number}; give 0 or more")
@@ -39,7 +35,10 @@ def natural(what: str, value: Any, most: int = MOST_BYTES) -> int:
 
 
 def c_int(what: str, value: Any) -> int:
-    """`value` as an int that C has, too; ValueError, TypeError. What it may be the core says."""
+    """Return `value` as an int that fits a C int; the core checks the allowed range.
+
+    Raises TypeError if it is no whole number, ValueError if it does not fit.
+    """
     number = whole(what, value)
     if abs(number) > INT_MAX:
         raise ValueError(f"{what} is {number}; give {-INT_MAX} to {INT_MAX}")
@@ -47,7 +46,7 @@ def c_int(what: str, value: Any) -> int:
 
 
 def seconds(what: str, value: Any) -> float:
-    """`value` as a float; TypeError for what is no number. What it may be the core says."""
+    """Return `value` as a float; TypeError if it is no number. The core checks the range."""
     if isinstance(value, numbers.Real):
         return float(value)
     kind = type(value).__name__
@@ -55,12 +54,12 @@ def seconds(what: str, value: Any) -> float:
 
 
 def extents(what: str, shape: int | Sequence[int], itemsize: int) -> list[int]:
-    """The extents of an array; ValueError where one is negative, or all of it cannot be had."""
+    """Return the extents of an array; ValueError if one is negative or the array is too large."""
     given = shape if isinstance(shape, Sequence) else _listed(what, shape)
     sizes = [whole(f"{what}: an extent", extent) for extent in given]
     if any(size < 0 for size in sizes):
         raise ValueError(f"{what}: shape is {shape}; give extents of 0 or more")
-    # An empty array may have any other extents, as long as each can be told to the other ranks.
+    # An empty array may have any other extents, if each of them fits the messages to other ranks.
     nbytes = max(math.prod(sizes) * itemsize, max(sizes, default=0))
     if nbytes > MOST_BYTES:
         raise ValueError(
@@ -71,7 +70,6 @@ def extents(what: str, shape: int | Sequence[int], itemsize: int) -> list[int]:
 
 
 def _listed(what: str, shape: Any) -> list[Any]:
-    """An array of extents, an iterator of them, or one number."""
     try:
         return list(shape)
     except TypeError:

@@ -1,8 +1,4 @@
-"""Closing: what objects with a close() have in common, and the end of the program.
-
-Owns the with statement, the question which error ends the program, its words for other ranks, and
-that threads have told theirs by then. Imports nothing of hsgd, so that every room may use it.
-"""
+"""Closing: base of objects with a close(), and errors at the end of the program."""
 
 from __future__ import annotations
 
@@ -23,9 +19,11 @@ _SHOWN = 160  # characters of an error's text
 
 
 class Closing:
-    """Something that `with` closes, however its block ends: its close() is called.
+    """Object that a `with` statement closes, however its block ends.
 
-    left_by_error: an error ended the block, or the program: others should hear of it at once.
+    Attributes:
+        left_by_error: an error ended the block or the program; other ranks should learn this at
+            once.
     """
 
     left_by_error = False
@@ -48,17 +46,13 @@ class Closing:
 
 
 def program_failed() -> bool:
-    """Whether an uncaught exception ends this program; for its last steps. At a prompt errors end
-    nothing.
-    """
+    """Return whether an uncaught exception ends this program; at an interactive prompt never."""
     at_prompt = hasattr(sys, "ps1") or sys.flags.interactive
     return not at_prompt and getattr(sys, "last_type", None) is not None
 
 
 def failing_with() -> BaseException | None:
-    """Return the error that is on its way through the caller, or handled there, or ends the
-    program; None if there is none, or it is an orderly end; local.
-    """
+    """Return the error that passes or ends the program, None at an orderly end; local."""
     error = sys.exc_info()[1]
     if error is None and program_failed():
         error = sys.last_value
@@ -66,22 +60,21 @@ def failing_with() -> BaseException | None:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return an error as others are told it, on one line: "raised ValueError: bad batch"; local."""
+    """Describe an error for other ranks, on one line: "raised ValueError: bad batch"; local."""
     try:
         line = " ".join(str(error).split())
-    except Exception:  # of the program's own class
+    except Exception:  # its class is the program's own
         line = ""
     cut = line[:_SHOWN] + "..." * (len(line) > _SHOWN)
-    cut = cut.encode(errors="backslashreplace").decode()  # half characters, as of file names
+    cut = cut.encode(errors="backslashreplace").decode()  # lone surrogates, as of file names
     return f"raised {type(error).__name__}" + (f": {cut}" if cut else "")
 
 
 def wait_for_tellers() -> None:
-    """For the last steps of a program: until no thread is telling an error that it does not catch;
-    local, blocking, a second at most.
+    """Wait, at most one second, until no thread prints an uncaught error; local, blocking.
 
-    CPython aborts the process ("could not acquire lock for <stderr> at interpreter shutdown") where
-    it ends while a daemon thread writes a traceback.
+    Called at the end of a program: CPython aborts the process ("could not acquire lock for <stderr>
+    at interpreter shutdown") if it ends while a daemon thread writes a traceback.
     """
     deadline = time.monotonic() + _TOLD_S
     while _some_thread_tells_its_error() and time.monotonic() < deadline:
@@ -89,7 +82,7 @@ def wait_for_tellers() -> None:
 
 
 def _some_thread_tells_its_error() -> bool:
-    """Whether one is in the function by which `threading` calls excepthook."""
+    """Return whether a thread is in the function by which `threading` calls excepthook."""
     own = threading.get_ident()
     for ident, top in sys._current_frames().items():
         frame = None if ident == own else top
@@ -101,7 +94,7 @@ def _some_thread_tells_its_error() -> bool:
 
 
 def _is_orderly(error: BaseException | None) -> bool:
-    """Whether it ends a block, or the program, but no work: sys.exit() and the like."""
+    """Return whether `error` ends a block or program without a failure, as sys.exit() does."""
     if isinstance(error, SystemExit):
         return error.code in (None, 0)
     return isinstance(error, GeneratorExit)

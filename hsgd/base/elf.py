@@ -1,8 +1,7 @@
-"""Reads what the dynamic linker reads of a shared library: what it needs, and where a symbol was
-bound.
+"""Reader of ELF files: which libraries one needs, and where a symbol is bound in this process.
 
-Owns the parsing of 64-bit little-endian ELF files and of /proc/self/maps. Never loads or changes a
-library. Source: the System V ABI (gABI 4.1, chapter 5) and its x86-64 and AArch64 supplements.
+It reads 64-bit little-endian files and /proc/self/maps, and never loads a library. Source: the
+System V ABI (gABI 4.1, chapter 5) and its x86-64 and AArch64 supplements.
 """
 
 from __future__ import annotations
@@ -34,8 +33,11 @@ class Library:
 
     @property
     def mpi(self) -> str | None:
-        """The MPI library that it needs, such as "libmpi.so.40" (Open MPI 4 and 5), "libmpi.so.12"
-        (MPICH), "libmpi_abi.so.1" (the standard ABI) or a vendor's "libmpi_cray.so.12"."""
+        """The MPI library that it needs, or None.
+
+        Examples: "libmpi.so.40" (Open MPI 4 and 5), "libmpi.so.12" (MPICH), "libmpi_abi.so.1" (the
+        standard ABI), "libmpi_cray.so.12" (a vendor's).
+        """
         return next((name for name in self.needed if is_mpi(name)), None)
 
 
@@ -48,7 +50,7 @@ class _Mapping:
 
 
 def is_mpi(name: str) -> bool:
-    """Whether a file of that name is an MPI's library of C functions; local."""
+    """Return whether a file of that name is an MPI's library of C functions; local."""
     return _MPI.match(name) is not None
 
 
@@ -89,7 +91,7 @@ class _Image:
         return self.data[start : self.data.find(b"\0", start)].decode(errors="replace")
 
     def slots(self, symbol: str) -> Iterator[int]:
-        """Addresses, relative to the load address, of the words that hold the symbol's address."""
+        """Yield addresses, relative to the load address, of words with the symbol's address."""
         symbols = self.offset(self.tag(_SYMTAB))
         names: dict[int, bool] = {0: False}
         for table, size in ((_JMPREL, _PLTRELSZ), (_RELA, _RELASZ)):
@@ -108,7 +110,7 @@ class _Image:
 
 
 def read_library(path: str | Path) -> Library:
-    """Read one file; local. Raises OSError, or ValueError when it is no ELF shared library."""
+    """Read one file; local. Raises OSError, or ValueError if it is no ELF shared library."""
     with open(path, "rb") as file, _map(file.fileno(), str(path)) as data:
         try:
             image = _Image(str(path), data)
@@ -144,14 +146,14 @@ def _mappings() -> list[_Mapping]:
 
 
 def loaded_libraries() -> list[str]:
-    """Paths of the files mapped into this process, in order of address, each once; local."""
+    """Return the paths of the files mapped into this process, by address, each once; local."""
     return list(dict.fromkeys(mapping.path for mapping in _mappings()))
 
 
 def bound_to(path: str, symbol: str) -> str | None:
-    """Path of the library whose definition of `symbol` the loaded library `path` calls; local.
+    """Return the path of the library whose `symbol` the loaded library `path` calls; local.
 
-    None when it does not refer to the symbol. A reference that is not resolved yet (lazy binding)
+    None if `path` does not refer to the symbol. A reference that is not resolved yet (lazy binding)
     counts as bound to the first definition that the dynamic linker would find.
     """
     mappings = _mappings()
@@ -173,8 +175,7 @@ def bound_to(path: str, symbol: str) -> str | None:
 
 
 def first_definition(symbol: str) -> str | None:
-    """Path of the library that defines `symbol` first in the global scope of this process;
-    local."""
+    """Return the path of the first library in global scope that defines `symbol`; local."""
     function = getattr(ctypes.CDLL(None), symbol, None)
     if function is None:
         return None

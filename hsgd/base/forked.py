@@ -1,8 +1,4 @@
-"""What a child of fork, as a DataLoader's worker is, lets go of: connections to other nodes.
-
-Owns the list of those who have some. As long as a child had the connections, the peers would not
-learn that its parent, which is a rank, has died. Never touches what the parent has.
-"""
+"""Closing of connections in forked children, so that peers notice the death of the parent."""
 
 from __future__ import annotations
 
@@ -16,17 +12,17 @@ __all__ = ["Connected", "watch"]
 
 
 class Connected(Protocol):
-    """What has connections."""
+    """Object with connections to other nodes."""
 
     def descriptor(self) -> int:
-        """An epoll descriptor that watches all of them; -1 where there are none."""
+        """Return an epoll descriptor that watches all of them; -1 if there are none."""
 
 
 _connected: weakref.WeakKeyDictionary[object, Connected] = weakref.WeakKeyDictionary()
 
 
 def watch(owner: object, connected: Connected) -> None:
-    """Have children close the connections of `connected`, as long as `owner` lives; local."""
+    """Make children close the connections of `connected` as long as `owner` lives; local."""
     if connected.descriptor() >= 0:
         _connected[owner] = connected
 

@@ -1,4 +1,4 @@
-"""Other programs that are asked for an answer: started with nothing to read, and with a limit."""
+"""Calls of other programs for their output: with no input, and with a time limit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ __all__ = ["answer_of"]
 
 
 def answer_of(words: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str]:
-    """What a program printed, and its exit code; blocking. Bytes that are no text are replaced.
-
-    Raises OSError where it does not start, subprocess.TimeoutExpired where it takes longer.
-    """
+    """Run a program for its output and exit code; OSError, subprocess.TimeoutExpired; blocking."""
     return subprocess.run(
         list(words),
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""How the rows of an array are divided among ranks."""
+"""Division of an array's rows among ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ __all__ = ["even_rows"]
 
 
 def even_rows(rows: int, size: int) -> list[int]:
-    """Rows of each of `size` ranks, as even as can be: the first ranks get one more."""
+    """Return the rows of each of `size` ranks, as even as possible; first ranks get one more."""
     each, more = divmod(rows, size)
     return [each + (rank < more) for rank in range(size)]

@@ -1,8 +1,7 @@
-"""The torch.distributed backend "hsgd": its registration, and nothing that costs time.
+"""The torch.distributed backend "hsgd": its registration.
 
-Owns the name. torch calls register() when it is imported (entry point "torch.backends"), so a
-script needs no import of hsgd; the process group is loaded by the first init_process_group. Never
-imports Horovod.
+torch calls register() when it is imported (entry point "torch.backends"), so a script needs no
+import of hsgd. The first init_process_group loads the process group.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ NAME = "hsgd"
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed; local. A second call does nothing."""
+    """Register the backend with torch.distributed; local. A second call does nothing."""
     import torch.distributed
 
     if torch.distributed.is_available() and NAME not in torch.distributed.Backend.backend_list:

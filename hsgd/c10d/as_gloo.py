@@ -1,8 +1,8 @@
-"""HSGD_AS_GLOO=1: process groups that a program makes with gloo are served by hsgd.
+"""HSGD_AS_GLOO=1: hsgd serves process groups that a program makes with gloo.
 
-Owns the switch. The start-up hook calls install() when torch.distributed is loaded; from then on a
-group that has gloo for CPU tensors is replaced by a GlooGroup on top of it, wherever torch keeps
-it. Where the variable is not set nothing of torch is touched.
+The start-up hook calls install() when torch.distributed is loaded; from then on a group that has
+gloo for CPU tensors is replaced by a GlooGroup, wherever torch stores it. Without the variable
+torch is not touched.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hsgd.jobs.stores.sealed_store import sealed
 __all__ = ["install", "is_installed"]
 
 _GLOO = "gloo"
-_OTHERS = (NAME, "fake", "undefined")  # that a program may ask for on the CPU
-_LAZY = "TORCH_GLOO_LAZY_INIT"  # torch's own: gloo connects at the first message
+_OTHERS = (NAME, "fake", "undefined")  # other valid backends on the CPU
+_LAZY = "TORCH_GLOO_LAZY_INIT"  # torch's variable: gloo connects at the first message
 _ARGUMENTS = {
     *("backend", "global_ranks_in_group", "group_name", "group_rank", "group_size"),
     *("store", "timeout"),
@@ -33,9 +33,9 @@ _ARGUMENTS = {
 
 
 def install(c10d: ModuleType) -> None:
-    """Serve the groups that the module torch.distributed.distributed_c10d makes from now on; local.
+    """Serve the groups that torch.distributed.distributed_c10d makes from now on; local.
 
-    A second call does nothing. Raises LaunchError where this torch makes groups in another way.
+    A second call does nothing. Raises LaunchError if this torch makes groups in another way.
     """
     if is_installed(c10d):
         return
@@ -55,14 +55,14 @@ def install(c10d: ModuleType) -> None:
         request = _Request(c10d, parameters.bind(*arguments, **named).arguments)
         if not request.is_for_gloo():
             return make(*arguments, **named)
-        from hsgd.c10d import torch_versions  # loads torch's own, which is not there at install()
+        from hsgd.c10d import torch_versions  # imports torch, which is not loaded yet at install()
 
         torch_versions.refuse_old()
         request.announce()
         try:
             made = [*make(*arguments, **named)]
         except RuntimeError:
-            request.refuse_mixed()  # as others do, which ends gloo's connections
+            request.refuse_mixed()  # other ranks refused, which ends gloo's connections
             raise
         return request.serve(made, counts)
 
@@ -71,12 +71,12 @@ def install(c10d: ModuleType) -> None:
 
 
 def is_installed(c10d: ModuleType) -> bool:
-    """Whether install() was called for this module; local."""
+    """Return whether install() was called for this module; local."""
     return hasattr(getattr(c10d, "_new_process_group_helper", None), "serves_gloo")
 
 
 class _Request:
-    """A group that torch is asked for. given: arguments of _new_process_group_helper."""
+    """A request to torch for a group; `given` are arguments of _new_process_group_helper."""
 
     def __init__(self, c10d: Any, given: Mapping[str, Any]) -> None:
         self._c10d, self._given = c10d, given
@@ -84,12 +84,12 @@ class _Request:
         self._is_default = not given["global_ranks_in_group"]
 
     def is_for_gloo(self) -> bool:
-        """Whether this rank is of it and torch will make gloo for CPU tensors; local.
+        """Return whether this rank's CPU tensors would go to gloo; local.
 
-        Raises LaunchError where the program asks for a third backend on the CPU.
+        Raises LaunchError if the program asks for a third backend on the CPU.
         """
         if self._c10d.get_debug_level() == self._c10d.DebugLevel.DETAIL:
-            return False  # torch wraps those groups to check each call
+            return False  # torch wraps these groups to check each call
         devices = self._c10d.BackendConfig(self._given["backend"]).get_device_backend_map()
         name = str(devices.get("cpu", _GLOO))
         if self._is_default and name not in (_GLOO, *_OTHERS):
@@ -101,17 +101,17 @@ class _Request:
         return devices.get("cpu") == _GLOO and rank is not None and rank >= 0
 
     def announce(self) -> None:
-        """Tell the other ranks that hsgd serves this one; local."""
+        """Announce to the other ranks that hsgd serves this one; local."""
         sealed(self._given["store"]).set(self._key(self._given["group_rank"]), NAME)
 
     def _key(self, group_rank: int) -> str:
         return f"{NAME}/as_gloo/{self._given['group_name']}/{group_rank}"
 
     def serve(self, made: list[Any], counts: CallCounts | None) -> tuple[Any, Any]:
-        """Put a GlooGroup in the place of a group wherever torch keeps it; collective, blocking.
+        """Replace a group by a GlooGroup wherever torch stores it; collective, blocking.
 
-        made: the group and its store, as torch made them; emptied, so that gloo's connections end
-        where this raises and the other ranks see that.
+        `made`, torch's group and store, is emptied on errors, so that gloo's connections end and
+        other ranks notice.
         """
         group, store = made
         backend = group._get_backend(self._c10d.torch.device("cpu"))
@@ -136,8 +136,10 @@ class _Request:
         return new, store
 
     def refuse_mixed(self) -> None:
-        """gloo has connected all ranks: who has not announced hsgd by now never will. Where it
-        connects later, the group's deadline finds them.
+        """Raise LaunchError if other ranks have not announced hsgd.
+
+        gloo has connected all ranks, so they will not announce it later. If gloo connects lazily,
+        this does nothing, and the group's deadline finds them.
         """
         if os.environ.get(_LAZY, "0") not in ("", "0"):
             return
@@ -154,7 +156,7 @@ class _Request:
         )
 
     def _replace(self, old: Any, new: Any) -> None:
-        """Wherever torch keeps `old` it keeps `new` then, or nothing if that is None; local."""
+        """Replace `old` by `new` wherever torch stores it; remove it if `new` is None; local."""
         world, name = self._c10d._world, old.group_name
         for kept in (
             world.pg_map,

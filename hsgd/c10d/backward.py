@@ -1,11 +1,11 @@
-"""Errors of collectives that autograd's engine asked for, raised out of backward().
+"""Errors of collectives that autograd's engine started, raised out of backward().
 
-Owns which works a backward pass watches. The reducer of DistributedDataParallel is C++ and reads
-tensors from the futures of its buckets; a Python exception in a future is a value to it, not an
-error. So the engine's final callbacks raise, which alone keep the class of a Python exception.
+The reducer of DistributedDataParallel is C++ and reads tensors from the futures of its buckets; a
+Python exception in a future is a value to it, not an error. So the engine's final callbacks raise:
+only they keep the class of a Python exception.
 
-Without a comm hook the reducer is let finish first, so that it is ready for another step. The
-future of a hook cannot be told what to give the reducer: its error is raised before.
+Without a comm hook the reducer finishes first, so that it is ready for another step. With a hook
+the error is raised before the reducer reads the hook's future.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ _REDUCER, _HOOK = "reducer", "hook"
 
 
 class Backward:
-    """The works of the backward pass that runs. caller: the module whose functions the reducer
-    calls.
-    """
+    """The works of the current backward pass; the reducer calls functions of module `caller`."""
 
     def __init__(self, caller: str, worker: Worker) -> None:
         self._caller = caller
@@ -39,10 +37,7 @@ class Backward:
         self._works: list[HsgdWork] = []
 
     def watch(self, work: HsgdWork) -> None:
-        """Have backward() raise the error of `work`, if the reducer or its comm hook asks for it.
-
-        Local. Called in the thread of the caller, before the work can end.
-        """
+        """Make backward() raise the error of `work`; local, called before the work can end."""
         parent = self._worker.parent()
         if parent is not None and parent.siblings is not None:
             work.asker, work.siblings = _HOOK, parent.siblings
@@ -51,7 +46,7 @@ class Backward:
         number = torch._C._current_graph_task_id()
         if number < 0 or not (asker := self._asker()):
             return
-        if number != self._pass:  # what an aborted pass left is forgotten
+        if number != self._pass:  # forgets works of an aborted pass
             self._pass, self._works = number, []
             _queue(lambda works=self._works: self._check(works))
         work.asker, work.siblings = asker, self._works
@@ -65,7 +60,7 @@ class Backward:
         return _HOOK if any(found) else ""
 
     def _check(self, works: list[HsgdWork]) -> None:
-        """Before the reducer reads its futures: those of hooks must be good."""
+        """Raise errors before the reducer reads its futures: those of hooks must be valid."""
         self._pass, self._works = -1, []
         for work in works:  # grows: callbacks of a hook's future call collectives
             if work.asker == _HOOK:
@@ -85,7 +80,7 @@ def _raise_error_of(work: HsgdWork) -> None:
 
 
 def _called_by_engine(frame: FrameType) -> FrameType:
-    """The outermost frame of the Python code that the engine runs."""
+    """Return the outermost frame of the Python code that the engine runs."""
     engine: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
     code = getattr(engine, "__code__", None)
     while frame.f_back is not None and frame.f_back.f_code is not code:
@@ -94,5 +89,4 @@ def _called_by_engine(frame: FrameType) -> FrameType:
 
 
 def _queue(callback: Any) -> None:
-    """Run `callback` when the backward pass that runs has ended, after those queued before."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,7 +1,4 @@
-"""What torch.distributed's arguments must be: each check raises one line that says what was given.
-
-Owns the lines. Never communicates: a rank whose arguments are wrong says so at once.
-"""
+"""Checks of torch.distributed's arguments, without communication: each raises one line."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ __all__ = ["alike", "apart", "elements", "parts", "reducible", "size"]
 
 
 def reducible(op: Any, tensor: Tensor) -> None:
-    """Raise TypeError where `op` has no meaning for the tensor."""
+    """Raise TypeError if `op` has no meaning for the tensor."""
     if tensor.layout == torch.sparse_coo:
         if op != dist.ReduceOp.SUM:
             raise TypeError("sparse tensors can be summed only; use SUM")
@@ -29,9 +26,7 @@ def reducible(op: Any, tensor: Tensor) -> None:
 
 
 def alike(what: str, tensors: Sequence[Tensor]) -> None:
-    """Raise TypeError unless all tensors are dense, and of one dtype and device: bytes travel, and
-    nobody converts them.
-    """
+    """Raise TypeError unless all tensors are dense, and of one dtype and device."""
     first = tensors[0] if tensors else None
     for tensor in tensors:
         assert first is not None
@@ -45,12 +40,12 @@ def alike(what: str, tensors: Sequence[Tensor]) -> None:
 
 
 def apart(what: str, outputs: Sequence[Tensor]) -> None:
-    """Raise ValueError where two outputs share memory: the later one would overwrite the other."""
+    """Raise ValueError if two outputs share memory: the later one would overwrite the other."""
     ends: list[tuple[int, int, int]] = []
     for index, output in enumerate(outputs):
         if output.numel():
             begin, nbytes = output.data_ptr(), output.numel() * output.element_size()
-            # Tensors with gaps may lie in one another without touching: those count as a point.
+            # Tensors with gaps may interleave without overlap: those count as one byte.
             ends.append((begin, begin + (nbytes if output.is_contiguous() else 1), index))
     ends.sort()
     for (_, end, one), (begin, _, other) in itertools.pairwise(ends):
@@ -80,11 +75,7 @@ def parts(what: str, parts: Sequence[Tensor], size: int, elements: int) -> None:
 
 
 def elements(what: str, tensor: Tensor, splits: list[int], size: int) -> list[int]:
-    """Elements for each rank of a tensor that is split along its first dimension, evenly if
-    there are no split sizes.
-
-    Raises ValueError where the split sizes do not fit.
-    """
+    """Return each rank's elements, by split sizes, else equal parts; ValueError if they misfit."""
     rows = tensor.shape[0] if tensor.dim() else 0
     if not splits:
         if rows % size:

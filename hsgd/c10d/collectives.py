@@ -1,9 +1,7 @@
-"""Collectives of torch.distributed on CPU tensors: what the process groups of hsgd share.
+"""Collectives of torch.distributed on CPU tensors, for all process groups of hsgd.
 
-Owns the translation of torch's calls, lists of tensors and options, into collectives of flat
-arrays. The order of execution is Worker's; tensors of other devices are another process group's.
-All methods are collective over the group, and follow torch.distributed's own rules for blocking:
-`asyncOp` of the options.
+All methods are collective over the group, and block as torch.distributed says: by `asyncOp` of the
+options. Worker keeps the order of execution. Tensors on other devices go to another process group.
 """
 
 from __future__ import annotations
@@ -46,14 +44,14 @@ __all__ = ["Collectives"]
 
 
 class Collectives(dist.ProcessGroup):
-    """A process group whose collectives on CPU tensors go through a Comm of its own.
+    """A process group whose collectives on CPU tensors go through its own Comm.
 
-    store, name, rank, members: of the group, its members as global ranks. timeout: of each
-    collective, unless HSGD_TIMEOUT_S is shorter. Raises CollectiveTimeout naming late ranks.
+    The shorter of `timeout` and HSGD_TIMEOUT_S holds. Raises CollectiveTimeout with late global
+    ranks.
     """
 
-    _device_type = "cpu"  # of the tensors that the methods take themselves
-    # In a profile: the name, and whether blocking calls run in the thread of the group, too.
+    _device_type = "cpu"  # of tensors that the methods handle here
+    # For profiles: the name, and whether blocking calls also run in the thread of the group.
     _traced_as, _traced_threaded = NAME, False
 
     def __init__(
@@ -70,40 +68,40 @@ class Collectives(dist.ProcessGroup):
         self._recorder: FlightRecorder | None = None
         self._records = flight_recorder.is_wanted()
         self._may_be_at_once = torch_versions.blocking_returns_none and not self._records
-        # A group that nobody destroyed: its thread ends, and its memory is given back.
+        # For a group that the program did not destroy: end its thread and free its memory.
         self._end = weakref.finalize(self, _close, self._worker, self._comm)
         self._end.atexit = False  # Comm closes itself before the interpreter ends
         forget = weakref.WeakMethod(self._forget)
         self._comm.before_close(lambda: (method := forget()) and method())
 
     def group_for(self, device: torch.device, method: str) -> Any:
-        """Whose `method` takes tensors of a device other than the CPU: each class has its own."""
+        """Return the group whose `method` handles tensors of a device other than the CPU."""
         raise NotImplementedError
 
     def pretend(self, what: str) -> HsgdWork:
-        """A collective of FakeTensors, which have no memory: it is done; local."""
+        """Return a finished work for FakeTensors, which have no memory; local."""
         (work := HsgdWork(what, lambda: None, [], self._worker)).execute()
         return work
 
     def _limit_now(self) -> float:
-        """Seconds that a call may take, at most those of the communicator; local."""
+        """Return the seconds that a call may take, at most those of the communicator; local."""
         return self._limit_s
 
     def _is_unwatched(self) -> bool:
-        """Whether nobody counts or records calls, and the group's timeout is the first; local."""
+        """Return whether no call is counted or recorded, and the timeout is unchanged; local."""
         return self._may_be_at_once
 
     def shutdown(self) -> None:
-        """Finish what was called and give everything back; local. A second call does nothing."""
+        """Finish started calls and free everything; local. A second call does nothing."""
         self._end()
 
     def _forget(self) -> None:
-        """torch keeps a group that nobody destroyed for ever, and with it what it refers to."""
+        """Drop references: torch keeps a group that the program did not destroy forever."""
         self._comm = self._buckets = None
         self._end.detach()
 
     def abort(self) -> None:
-        """shutdown(), but what is under way fails at once."""
+        """Shut down, but let running collectives fail at once."""
         if self._comm is not None and not self._comm.closed:
             self._comm.abort()
         self.shutdown()
@@ -118,7 +116,7 @@ class Collectives(dist.ProcessGroup):
         opts: Any,
         given: Sequence[Tensor] | None = None,
     ) -> HsgdWork:
-        """tensors: of the result. given: what this rank puts in, where that is something else."""
+        """Submit a collective: `tensors` get the result; `given` is the input, if it differs."""
         members, recorder = self._board.members, self._flight_recorder()
         given = tensors if given is None else given
         recorded = recorder and functools.partial(recorder.run, what, call, given, tensors)
@@ -146,30 +144,30 @@ class Collectives(dist.ProcessGroup):
         return self._worker.submit(work, blocking=blocking, threaded=threaded)
 
     def _telling(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """As root: the other ranks hear of arguments that the body refuses."""
+        """Report arguments that the body refuses on the root to the other ranks."""
         return telling(what, self._comm, self._worker)
 
     def _flight_recorder(self) -> FlightRecorder | None:
-        """Made by the first call: torch names a group only after it has made it."""
+        """Make it at the first call: torch names a group only after it has made it."""
         if self._records and self._recorder is None:
             self._recorder = FlightRecorder(self, self._board.members, self._board.store)
         return self._recorder
 
     def _note(self, what: str, given: Sequence[Tensor]) -> None:
-        """Told of each call of this rank, before it runs; local."""
+        """Record a call of this rank before it runs; local."""
 
     # Reductions.
 
     @at_once("group_allreduce", 2, "all_reduce")
     @by_device
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
-        """Each tensor becomes the combination of all ranks', in place."""
+        """Replace each tensor by the reduction over all ranks, in place."""
         opts = AllreduceOptions() if opts is None else opts
         op = opts.reduceOp
         for tensor in tensors:
             checks.reducible(op, tensor)
         blocking = torch_versions.is_blocking(opts)
-        # As DDP does, whose reducer calls from autograd's engine; a joined rank's does not.
+        # As DDP calls it: its reducer in autograd's engine, but a joined rank's outside of it.
         buckets = self._buckets if not blocking and len(tensors) == 1 else None
         is_bucket = buckets is not None and is_called_by_autograd(3)
 
@@ -190,7 +188,7 @@ class Collectives(dist.ProcessGroup):
 
     @by_device
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
-        """allreduce of all tensors, joined into one of each dtype."""
+        """Reduce all tensors, joined into one per dtype, in place."""
         opts = AllreduceCoalescedOptions() if opts is None else opts
         op = opts.reduceOp
         for tensor in tensors:
@@ -207,7 +205,7 @@ class Collectives(dist.ProcessGroup):
 
     @by_device
     def reduce(self, tensors: list[Tensor], opts: Any) -> HsgdWork:
-        """The root's tensor becomes the combination of all ranks'; the others keep theirs."""
+        """Replace the root's tensor by the reduction over all ranks; others keep theirs."""
         (tensor,) = tensors
         op = opts.reduceOp
         checks.reducible(op, tensor)
@@ -226,7 +224,7 @@ class Collectives(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> HsgdWork:
-        """Each rank keeps the combination of what all gave at its place of the list."""
+        """Reduce the inputs at each place of the list to the rank of that place."""
         pairs = list(zip(outputs, inputs, strict=True))
         for output, parts in pairs:
             checks.alike("reduce_scatter", [output, *parts])
@@ -245,7 +243,7 @@ class Collectives(dist.ProcessGroup):
     @at_once("group_reduce_scatter", 3, "reduce_scatter_tensor")
     @by_device
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
-        """Each rank keeps its part of the combination of all inputs."""
+        """Reduce the inputs, and keep this rank's part."""
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -254,7 +252,6 @@ class Collectives(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> HsgdWork:
-        """reduce_scatter_single of several tensors."""
         pairs = list(zip(outputs, inputs, strict=True))
         for output, source in pairs:
             checks.alike("reduce_scatter_tensor", [output, source])
@@ -288,7 +285,7 @@ class Collectives(dist.ProcessGroup):
     @at_once("group_broadcast", 2, "broadcast")
     @by_device
     def broadcast(self, tensors: list[Tensor], opts: Any) -> HsgdWork:
-        """Each tensor becomes the root's."""
+        """Replace each tensor by the root's."""
 
         def call() -> None:
             for tensor in tensors:
@@ -302,7 +299,7 @@ class Collectives(dist.ProcessGroup):
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> HsgdWork:
-        """Each rank gets the tensors of all, one list for each input."""
+        """Gather the tensors of all ranks on all, one list for each input."""
         opts = AllgatherOptions() if opts is None else opts
         pairs = list(zip(outputs, inputs, strict=True))
         for parts, source in pairs:
@@ -321,7 +318,7 @@ class Collectives(dist.ProcessGroup):
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> HsgdWork:
-        """allgather of several tensors; `outputs` has one list for each rank."""
+        """Gather several tensors; `outputs` has one list for each rank."""
         if len(outputs) != self.size() or any(len(parts) != len(inputs) for parts in outputs):
             raise ValueError(
                 f"all_gather_coalesced: {len(inputs)} tensors on {self.size()} ranks, output lists "
@@ -333,7 +330,7 @@ class Collectives(dist.ProcessGroup):
     @at_once("group_allgather", 3, "all_gather_into_tensor")
     @by_device
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
-        """Each rank gets the tensors of all, joined in rank order."""
+        """Gather the tensors of all ranks on all, joined in rank order."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
     _allgather_base = all_gather_single
@@ -342,7 +339,6 @@ class Collectives(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> HsgdWork:
-        """all_gather_single of several tensors."""
         opts = AllgatherOptions() if opts is None else opts
         pairs = list(zip(outputs, inputs, strict=True))
         for output, source in pairs:
@@ -362,7 +358,7 @@ class Collectives(dist.ProcessGroup):
 
     @by_device
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HsgdWork:
-        """The root gets the tensors of all."""
+        """Gather the tensors of all ranks on the root."""
         (source,) = inputs
         parts = outputs[0] if self.rank() == opts.rootRank else []
         if self.rank() == opts.rootRank:
@@ -378,7 +374,7 @@ class Collectives(dist.ProcessGroup):
 
     @by_device
     def gather_single(self, output: Tensor, source: Tensor, opts: Any) -> HsgdWork:
-        """The root gets the tensors of all, joined in rank order."""
+        """Gather the tensors of all ranks on the root, joined in rank order."""
         places = [output] if self.rank() == opts.rootRank else []
         for place in places:
             with self._telling("gather_single"):
@@ -394,7 +390,7 @@ class Collectives(dist.ProcessGroup):
 
     @by_device
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HsgdWork:
-        """Each rank gets its tensor of the root's list."""
+        """Send each rank its tensor of the root's list."""
         (output,) = outputs
         parts = inputs[0] if self.rank() == opts.rootRank else []
         if self.rank() == opts.rootRank:
@@ -422,7 +418,7 @@ class Collectives(dist.ProcessGroup):
         input_splits: list[int],
         opts: Any = None,
     ) -> HsgdWork:
-        """Each rank sends parts of the first dimension to all; no splits: even ones."""
+        """Send parts of the first dimension to all ranks; without splits equal parts."""
         opts = AllToAllOptions() if opts is None else opts
         checks.alike("all_to_all_single", [source, output])
         sent = checks.elements("input", source, input_splits, self.size())
@@ -439,7 +435,7 @@ class Collectives(dist.ProcessGroup):
 
     @by_device
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HsgdWork:
-        """Each rank sends one tensor to each."""
+        """Send one tensor to each rank."""
         opts = AllToAllOptions() if opts is None else opts
         if not len(outputs) == len(inputs) == self.size():
             raise ValueError(
@@ -459,7 +455,7 @@ class Collectives(dist.ProcessGroup):
 
     @by_device
     def barrier(self, opts: Any = None) -> HsgdWork:
-        """Done when all ranks have called it."""
+        """Return a work that is done when all ranks have called this."""
         opts = BarrierOptions() if opts is None else opts
         device = getattr(opts, "device", None)
         if device is not None and device.type != self._device_type:

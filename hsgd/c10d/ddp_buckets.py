@@ -1,9 +1,8 @@
 """Buckets of DistributedDataParallel in memory that the ranks of a node share.
 
-Owns which storages were moved there. DDP allocates its buckets itself and reduces the same ones in
-every step; what is reduced from shared memory needs no staging. Only what autograd's engine hands
-over is moved: memory of the reducer, which no array of NumPy and no raw pointer refers to. Values
-stay, and so does every tensor that is a view of the bucket.
+DDP allocates its buckets itself and reduces the same ones in every step; in shared memory they need
+no staging. Only buckets from autograd's engine are moved: memory of the reducer, without NumPy
+arrays or raw pointers to it. Their values stay, and every tensor that is a view of the bucket.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import torch
-from hsgd._native import LEAST_BUCKET_BYTES  # below, asking costs more than staging
+from hsgd._native import LEAST_BUCKET_BYTES  # for smaller ones agreement costs more than staging
 from hsgd.comm.communicator import Comm
 from hsgd.errors import SharedMemoryError
 from torch import Tensor
@@ -25,37 +24,32 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def is_called_by_autograd(depth: int) -> bool:
-    """Whether the frame that is `depth` above the caller's is that of autograd's engine, and not of
-    Python code that the engine runs. Local.
-    """
+    """Return whether autograd's engine, not Python code, is `depth` frames above the caller."""
     try:
         frame = sys._getframe(depth + 1)
-    except ValueError:  # a thread of the engine
+    except ValueError:  # in a thread of the engine
         return True
     engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
     return engine is not None and frame.f_code is engine.__code__
 
 
 class SharedBuckets:
-    """The buckets that travel over one communicator. Not for several threads at once."""
+    """The buckets that one communicator reduces; for one thread at a time."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
         self._flag = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        self._seen: dict[int, StorageWeakRef] = {}  # which keep the addresses of storages taken
+        self._seen: dict[int, StorageWeakRef] = {}  # keeps addresses of seen storages in use
         self._closed = comm.size == 1 or not hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
     def concerns(self, tensor: Tensor) -> bool:
-        """Whether move() is to be called before this tensor is reduced: the same on all ranks that
-        reduce tensors of equal shapes. Local.
-        """
+        """Return whether to call move() first, equal on ranks that reduce equal shapes; local."""
         if self._closed or tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             return False
         return tensor.numel() * tensor.element_size() >= LEAST_BUCKET_BYTES
 
     def move(self, tensor: Tensor, is_bucket: bool) -> None:
-        """Move the memory of a bucket that comes for the second time, if it is one on all ranks;
-        collective, blocking.
+        """Move a bucket seen for the second time, if all ranks agree; collective, blocking.
 
         DDP makes its buckets anew after the first step. A rank that has joined early takes part
         with zeros of its own: then nothing is moved.
@@ -75,7 +69,7 @@ class SharedBuckets:
         swap(shared.untyped_storage())
 
     def _is_due(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        if not storage.resizable():  # somebody else's memory, or moved already
+        if not storage.resizable():  # foreign memory, or moved already
             return False
         if not tensor.is_contiguous() or storage.nbytes() != tensor.numel() * tensor.element_size():
             return False

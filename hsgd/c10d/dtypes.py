@@ -1,7 +1,4 @@
-"""How a tensor looks to the core, which knows flat contiguous arrays of eight dtypes.
-
-Owns the views and conversions, all of them exact. Never communicates.
-"""
+"""Exact conversions of tensors for the core, which knows flat arrays of eight dtypes."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ BITWISE: dict[Any, Callable[..., torch.Tensor]] = {
     dist.ReduceOp.BOR: torch.bitwise_or,
     dist.ReduceOp.BXOR: torch.bitwise_xor,
 }
-# Arithmetic modulo 2**16 and 2**32 is that of a wider type, cut off.
+# Arithmetic modulo 2**16 and 2**32 is that of a wider type, truncated.
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _LOGICAL = {"sum": "max", "max": "max", "prod": "min", "min": "min"}  # of 0 and 1
 _SIGN = -(2**63)
@@ -46,7 +43,7 @@ _SIGN = -(2**63)
 
 @dataclass(frozen=True)
 class Lens:
-    """`into` makes the core's array of a flat tensor, a view where it can; `back` undoes it."""
+    """Conversion for a reduction by `op`: `into` makes the core's array, `back` undoes it."""
 
     op: str
     into: Callable[[torch.Tensor], torch.Tensor]
@@ -54,7 +51,7 @@ class Lens:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row: a view of a contiguous tensor, a copy of others."""
+    """Return the elements in a row: a view of a contiguous tensor, a copy of others."""
     if tensor.layout != torch.strided:
         raise TypeError(
             f"a {tensor.layout} tensor cannot be sent; only all_reduce with SUM takes sparse_coo"
@@ -70,12 +67,12 @@ def put_back(array: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def as_bytes(array: torch.Tensor) -> torch.Tensor:
-    """A view of a flat tensor that the core can move: itself where it knows the dtype."""
+    """Return a view of a flat tensor that the core can move; itself if it knows the dtype."""
     return array if array.dtype in _NATIVE else array.view(torch.uint8)
 
 
 def bitwise(op: Any, dtype: torch.dtype) -> Callable[..., torch.Tensor] | None:
-    """The torch function of a bitwise op, None of others. Raises TypeError for other dtypes."""
+    """Return the torch function of a bitwise op, else None; TypeError if the dtype does not fit."""
     found = BITWISE.get(_kind(op))
     if found is not None and (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"{_name(op)} of {dtype} has no meaning; use integers or bool")
@@ -83,9 +80,7 @@ def bitwise(op: Any, dtype: torch.dtype) -> Callable[..., torch.Tensor] | None:
 
 
 def reducing(op: Any, dtype: torch.dtype) -> Lens:
-    """How tensors of `dtype` are reduced by `op`. Raises TypeError where it cannot be done
-    exactly.
-    """
+    """Return the conversion to reduce `dtype` by `op`; TypeError if it cannot be exact."""
     return _reducing(_kind(op), dtype)
 
 
@@ -109,7 +104,7 @@ def _reducing(op: Any, dtype: torch.dtype) -> Lens:
         return Lens(name, lambda array: array.to(wider), lambda array: array.to(dtype))
     if dtype == torch.uint64 and name in ("sum", "prod"):
         return Lens(name, _viewed(torch.int64), _viewed(torch.uint64))
-    if dtype == torch.uint64:  # the order of the unsigned is that of the signed, sign bit flipped
+    if dtype == torch.uint64:  # unsigned order is signed order with the sign bit flipped
         return Lens(
             name,
             lambda array: array.view(torch.int64) ^ _SIGN,
@@ -127,7 +122,7 @@ def _viewed(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _kind(op: Any) -> Any:
-    """torch takes ReduceOp objects, which cannot be keys, and the members of their enumeration."""
+    """Return the enumerator of a ReduceOp, which itself cannot be a key."""
     return getattr(op, "op", op)
 
 

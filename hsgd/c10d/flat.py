@@ -1,8 +1,4 @@
-"""Collectives of flat CPU tensors over a Comm, of every dtype and operation of torch.
-
-Owns what a Comm cannot do with torch's dtypes itself. All are collective and blocking; torch's
-calls run them within a work.
-"""
+"""Collectives of flat CPU tensors over a Comm, for all of torch's dtypes; they block."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ def alltoall(comm: Any, array: Tensor, sent: list[int], out: Tensor) -> None:
 
 
 def reduce(comm: Any, source: Tensor, op: Any, target: Tensor) -> None:
-    """Reduce source on all ranks into target, which may be the same."""
+    """Reduce source over all ranks into target, which may be the same."""
     if (combine := dtypes.bitwise(op, source.dtype)) is not None:
         rows = dtypes.as_bytes(allgather(comm, source)).view(comm.size, -1)
         target.copy_(functools.reduce(combine, rows).view(source.dtype))

@@ -1,7 +1,4 @@
-"""Ranks of a group, and what the whole job calls them.
-
-Owns the translation of errors. Never raises them.
-"""
+"""Translation of group ranks in errors into ranks of the whole job."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ __all__ = ["in_global_ranks"]
 
 
 def in_global_ranks(error: HsgdError, members: Sequence[int]) -> HsgdError:
-    """The same error with the ranks of a communicator replaced by those of the whole job."""
+    """Return the error with the ranks of a communicator replaced by global ranks."""
 
     def renamed(match: re.Match[str]) -> str:
         rank = int(match[1])

@@ -1,9 +1,4 @@
-"""A process group that torch made with gloo, whose collectives on CPU tensors hsgd serves.
-
-Owns the choice of what is hsgd's and what stays with torch's own group underneath: messages between
-two ranks, monitored_barrier, and tensors of other devices. To the program it is the group that it
-asked for: the same name, the same backends.
-"""
+"""A process group that torch made with gloo, whose collectives on CPU tensors hsgd serves."""
 
 from __future__ import annotations
 
@@ -23,13 +18,13 @@ __all__ = ["GlooGroup"]
 
 
 class GlooGroup(Collectives):
-    """Stands for `underneath`, which torch made over gloo; collective over its ranks, blocking.
+    """Replacement of `underneath`, which torch made over gloo; collective to construct, blocking.
 
-    store: of the group. members: global ranks, by group rank. counts: of all calls; None: nobody
-    counts. Raises CollectiveTimeout naming ranks that do not make the call.
+    `members` are global ranks, by group rank; `counts` counts all calls, if given. Raises
+    CollectiveTimeout, which names ranks that do not make the call.
     """
 
-    _traced_as, _traced_threaded = "gloo", True  # what is gloo's ends in a thread of gloo
+    _traced_as, _traced_threaded = "gloo", True  # gloo's works end in a thread of gloo
 
     def __init__(
         self,
@@ -47,12 +42,12 @@ class GlooGroup(Collectives):
         self._take_over(underneath)
 
     def _take_over(self, underneath: Any) -> None:
-        """Be to C++ what the group underneath is: its backends, names and device."""
+        """Copy the backends, names and device of the group underneath, for torch's C++ code."""
         for device in underneath._device_types:
             backend = underneath._get_backend(device)
             self._register_backend(device, _kind(backend._get_backend_name()), backend)
         default = _kind(underneath._get_backend_name())
-        # torch forgets it for "cpu:gloo" where a plugin is known.
+        # torch forgets it for "cpu:gloo" if it knows a plugin.
         unknown = default == dist.ProcessGroup.BackendType.UNDEFINED
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO if unknown else default)
         self._set_group_name(underneath.group_name)
@@ -60,35 +55,30 @@ class GlooGroup(Collectives):
         if underneath.bound_device_id is not None:
             self.bound_device_id = underneath.bound_device_id
 
-    # What torch asks of a group.
+    # Methods that torch calls.
 
     def getBackendName(self) -> str:
-        """The name of the backend that torch made."""
         return str(self._underneath._get_backend_name())
 
     def get_group_store(self) -> Any:
-        """The store of the group."""
         return self._board.store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of every later call. A longer timeout than the group was made with does not apply to
-        what hsgd serves.
-        """
+        """Set the timeout of later calls; hsgd does not exceed the group's first timeout."""
         self._underneath.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Finish what was called and give everything back; local. A second call does nothing."""
         super().shutdown()
         self._underneath.shutdown()
 
-    # Who does what.
+    # Division of the work.
 
     def _note(self, what: str, given: Sequence[Tensor]) -> None:
         if self._counts is not None:
             self._counts.add(True, what, given)
 
     def _limit_now(self) -> float:
-        """torch sets a group's timeout by its backends."""
+        """Return the limit with the timeout of gloo, in which torch sets a group's timeout."""
         gloos_s: float = self._gloo_options._timeout.total_seconds()
         return min(self._limit_s, gloos_s)
 
@@ -97,11 +87,9 @@ class GlooGroup(Collectives):
         return is_plain and self._limit_now() >= self._limit_s
 
     def group_for(self, device: torch.device, method: str) -> Any:
-        """The group underneath."""
         return self._left(f"{method} on {device.type}", [])
 
     def split_group(self, *arguments: Any, **named: Any) -> Any:
-        """Refused."""
         raise NotImplementedError(
             "split_group: not with HSGD_AS_GLOO=1; use new_group, without device_id="
         )
@@ -114,22 +102,19 @@ class GlooGroup(Collectives):
         return self._underneath
 
     def monitored_barrier(self, *arguments: Any, **named: Any) -> None:
-        """gloo's: its messages say which rank did not call which barrier."""
+        """Call gloo's, whose messages say which rank did not call which barrier."""
         self._left("monitored_barrier", []).monitored_barrier(*arguments, **named)
 
     @by_device
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Any:
-        """gloo's."""
         return self._left("send", tensors).send(tensors, to, tag)
 
     @by_device
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
-        """gloo's."""
         return self._left("recv", tensors).recv(tensors, source, tag)
 
     @by_device
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
-        """gloo's."""
         return self._left("recv_anysource", tensors).recv_anysource(tensors, tag)
 
 

@@ -1,8 +1,4 @@
-"""The other forms of a process group's methods: single tensors, op and root in place of options.
-
-Owns their translation into the forms that torch.distributed's functions use. torch's own groups
-take them in C++, one for one as here (the overloads in torch._C._distributed_c10d).
-"""
+"""Translation of a process group's calls into one form, as torch does in C++ for its own groups."""
 
 from __future__ import annotations
 
@@ -34,11 +30,7 @@ Arguments = tuple[Any, ...]
 
 
 def usual(method: str, arguments: Sequence[Any], named: dict[str, Any]) -> Arguments:
-    """The arguments as torch.distributed's functions give them; local.
-
-    method: of a process group. Arguments of methods that have one form only stay as they are.
-    Raises TypeError for what is none of the forms.
-    """
+    """Return arguments in the form of torch.distributed's functions; TypeError if none fits."""
     if arguments and isinstance(arguments[-1], _OPTIONS) and not named:
         return tuple(arguments)
     form = _FORMS.get(method)

@@ -1,8 +1,4 @@
-"""send, recv and recv_anysource: torch's gloo, whose connections are made by the first message.
-
-Owns the gloo context. Every rank makes it with the group, which connects nothing (in torch 2.7
-all ranks); collectives never go here.
-"""
+"""send, recv and recv_anysource over torch's gloo, which connects at the first message."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ __all__ = ["PointToPoint"]
 
 
 class _Message(dist.Work):
-    """A message under way; its errors name the other side."""
+    """A message in flight; its errors name the other side."""
 
     def __init__(self, what: str, work: Any, tensors: list[torch.Tensor]) -> None:
         super().__init__()
@@ -39,15 +35,13 @@ class _Message(dist.Work):
             raise (CollectiveTimeout if late else PeerLost)(f"{self._what}: {text}") from None
 
     def is_completed(self) -> bool:
-        """Whether wait() would return at once."""
         return bool(self._work.is_completed())
 
     def result(self) -> list[torch.Tensor]:
-        """The tensor of the message."""
         return self._tensors
 
     def get_future(self) -> Any:
-        """A future that is done: waits for the message."""
+        """Wait for the message, and return a future that is done."""
         future: Any = torch.futures.Future()
         try:
             self.wait()
@@ -61,7 +55,7 @@ class _Message(dist.Work):
 
 
 class PointToPoint:
-    """Messages between the ranks of one group. local: all of them share this node."""
+    """Messages between the ranks of one group; `local` if all of them share this node."""
 
     def __init__(self, board: Board, *, local: bool) -> None:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -82,6 +76,6 @@ class PointToPoint:
         return _Message(f"recv from rank {self._members[source]}", work, tensors)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> _Message:
-        """Start receiving from whoever sends first; not blocking."""
+        """Start receiving from the first rank that sends; not blocking."""
         work = self._gloo.recv_anysource(tensors, tag)
         return _Message("recv from any rank", work, tensors)

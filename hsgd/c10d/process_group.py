@@ -1,8 +1,4 @@
-"""The process group of backend "hsgd": collectives of hsgd, messages of gloo, and torch's own
-backends for tensors of other devices.
-
-Owns what torch asks of a group about itself.
-"""
+"""The process group of backend "hsgd"; messages go over gloo, other devices to torch's backends."""
 
 from __future__ import annotations
 
@@ -30,11 +26,13 @@ _MESSAGES = ("send", "recv", "recv_anysource")
 
 
 class HsgdProcessGroup(Collectives):
-    """What init_process_group("hsgd") and new_group make; collective over its ranks, blocking.
+    """Group of init_process_group("hsgd") and new_group; collective over its ranks, blocking.
 
-    options: of torch's extended backend interface. backend_options: `pg_options` of the caller, for
-    the accelerator's backend.
-    Raises CollectiveTimeout naming ranks that do not make the call.
+    Raises CollectiveTimeout, which names ranks that do not make the call.
+
+    Args:
+        options: those of torch's extended backend interface.
+        backend_options: `pg_options` of the caller, for the accelerator's backend.
     """
 
     def __init__(self, options: Any, backend_options: Any = None) -> None:
@@ -49,30 +47,24 @@ class HsgdProcessGroup(Collectives):
             guard_all()
         self._default_backend = flight_recorder.name_backend(self)
 
-    # What torch asks of a group.
+    # Methods that torch calls.
 
     def getBackendName(self) -> str:
-        """ "hsgd"."""
         return NAME
 
     def name(self) -> str:
-        """ "hsgd"."""
         return NAME
 
     def setGroupName(self, name: str) -> None:
-        """Called by torch once."""
         self._name = name
 
     def getGroupName(self) -> str:
-        """The name that torch gave the group."""
         return self._name
 
     def setGroupDesc(self, text: str) -> None:
-        """Called by torch once."""
         self._description = text
 
     def getGroupDesc(self) -> str:
-        """What the caller of new_group wrote."""
         return self._description
 
     @property
@@ -87,7 +79,6 @@ class HsgdProcessGroup(Collectives):
         return group if isinstance(group, Collectives) else group._get_backend(device)
 
     def get_group_store(self) -> Any:
-        """The store of the group."""
         return self._board.store
 
     def _set_sequence_number_for_group(self) -> None:
@@ -97,7 +88,7 @@ class HsgdProcessGroup(Collectives):
         self.set_timeout(timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Refused but for accelerators: the deadline of the core belongs to the communicator."""
+        """Set it for accelerators; ValueError if it differs from the group's, which is fixed."""
         self._accelerators.set_timeout(timeout)
         if timeout.total_seconds() != self._limit_s:
             raise ValueError(
@@ -106,18 +97,16 @@ class HsgdProcessGroup(Collectives):
             )
 
     def shutdown(self) -> None:
-        """Finish what was called and give everything back; local. A second call does nothing."""
         self._accelerators.shutdown()
         self._messages = None
         super().shutdown()
 
     def abort(self) -> None:
-        """shutdown(), but what is under way fails at once."""
         self._accelerators.abort()
         super().abort()
 
     def group_for(self, device: torch.device, method: str) -> Any:
-        """The backend that was configured for the device. Raises ValueError where none was."""
+        """Return the backend that was configured for the device; ValueError if there is none."""
         if method in _MESSAGES and self._accelerators.is_own(self, device):
             return DeviceMessages(self._checked_messages())
         return self._accelerators.group(self, device)
@@ -125,7 +114,7 @@ class HsgdProcessGroup(Collectives):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """barrier, blocking; an error names all ranks that did not call it, as always here."""
+        """Wait until all ranks have called this; errors name all ranks that did not."""
         opts = BarrierOptions()
         torch_versions.make_blocking(opts)
         if timeout is not None:
@@ -141,15 +130,12 @@ class HsgdProcessGroup(Collectives):
 
     @by_device
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Any:
-        """Send to a group rank; not blocking."""
         return self._checked_messages().send(tensors, to, tag)
 
     @by_device
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
-        """Receive from a group rank; not blocking."""
         return self._checked_messages().recv(tensors, source, tag)
 
     @by_device
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
-        """Receive from whoever sends first; not blocking."""
         return self._checked_messages().recv_anysource(tensors, tag)

@@ -1,9 +1,4 @@
-"""QueuedWork: a collective that the core's own queue executes, without a thread of Python.
-
-Owns the translation of a request of the core into what torch asks of a Work. The core keeps the
-order: a blocking call comes after what was queued before it, and who waits executes what is next
-himself where the core's thread has not begun.
-"""
+"""QueuedWork: a collective that the core's own queue executes in order, without a Python thread."""
 
 from __future__ import annotations
 
@@ -26,10 +21,13 @@ __all__ = ["QueuedWork"]
 
 
 class QueuedWork(dist.Work):
-    """One collective in the queue of the core, under way or ended.
+    """One collective in the queue of the core, running or ended.
 
-    what: its name in errors. tensors: of the result. members: global ranks, by group rank. worker:
-    of the group, which runs the callbacks of its future.
+    Args:
+        what: its name in errors.
+        tensors: those of the result.
+        members: global ranks, by group rank.
+        worker: the group's; it runs the callbacks of the future.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class QueuedWork(dist.Work):
         self._followed: HsgdWork | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """See HsgdWork.wait."""
         seconds = timeout.total_seconds() if timeout else 0.0
         if tracing.is_on() and not self._request.done():
             with tracing.waiting(self._what):
@@ -62,19 +59,15 @@ class QueuedWork(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """wait() without a limit of its own."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the collective has ended, in whatever way; never blocks."""
         return self._request.done()
 
     def is_success(self) -> bool:
-        """Whether the collective has ended without an error; never blocks."""
         return self._request.done() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What the collective raised, or None; never blocks."""
         if self._request.done():
             try:
                 self.wait()
@@ -83,13 +76,10 @@ class QueuedWork(dist.Work):
         return None
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the result."""
         return self._tensors
 
     def get_future(self) -> Any:
-        """A torch.futures.Future of the result tensors. Its callbacks run in the group's thread,
-        and what they call comes before what the program calls from now on.
-        """
+        """Return a Future; the group's thread runs its callbacks before later calls."""
         if self._followed is None:
             followed = HsgdWork(self._what, self.wait, self._tensors, self._worker)
             if self._request.done():

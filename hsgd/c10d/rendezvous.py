@@ -1,8 +1,4 @@
-"""How the ranks of a new process group find one another, and what they communicate through.
-
-Owns the choice: ranks that mpirun started meet over MPI, others through torch's store. Every wait
-has the deadline of the group.
-"""
+"""Set-up of a process group: over MPI for ranks of mpirun, else over torch's store."""
 
 from __future__ import annotations
 
@@ -23,24 +19,25 @@ __all__ = ["meet", "open_board"]
 
 
 def open_board(store: object, name: str, rank: int, members: list[int], timeout_s: float) -> Board:
-    """What the ranks of a group tell one another through; local. members: by group rank.
+    """Return the board on which the ranks of a group exchange values; local.
 
     The keys have the name of the group: torch's PrefixStore hides its prefix, and a sealed value
-    that somebody copies to another group's key must not open there.
-    A store may serve a second group of the same name, after the first was destroyed. torchrun's
-    serves the workers that it starts again, too: perhaps not all before them came.
+    that is copied to another group's key must not open there. A store may serve a second group of
+    the same name after the first was destroyed. torchrun's store also serves restarted workers,
+    perhaps before all earlier ones have connected.
     """
     prefix = f"hsgd/{launcher_variables.restarts()}/{name}"
     return Board(store, rank, members, timeout_s, prefix=prefix, caller="init_process_group")
 
 
 def meet(board: Board, config: Config) -> Comm:
-    """The communicator of a new group; collective over its members, blocking.
+    """Make the communicator of a new group; collective over its members, blocking.
 
-    Raises CollectiveTimeout naming the ranks that did not join, and LaunchError where the variables
-    of torch make a job of each rank that a launcher started.
+    Raises:
+        CollectiveTimeout: names the ranks that did not join.
+        LaunchError: torch's variables make each rank of a launched job a job of its own.
     """
-    size = os.environ.get("WORLD_SIZE")  # arguments are believed, an image's variables are not
+    size = os.environ.get("WORLD_SIZE")  # trust arguments, not an image's variables
     if size == str(len(board.members)) and not distributed.is_initialized():
         _refuse_alone(os.environ)
     ranks = [
@@ -63,7 +60,7 @@ def meet(board: Board, config: Config) -> Comm:
 
 
 def _refuse_alone(environ: Mapping[str, str]) -> None:
-    """An image may set these for a process alone, and mpirun start many."""
+    """Refuse a group of one rank if a launcher started several; an image may set the variables."""
     found = launched_once(environ)
     if environ.get("WORLD_SIZE") != "1" or found is None or found.is_alone:
         return
@@ -76,9 +73,9 @@ def _refuse_alone(environ: Mapping[str, str]) -> None:
 
 
 def _over_mpi(ranks: list[int], config: Config) -> Comm:
-    """All members have come; the others are not asked."""
+    """Make it over MPI; all members are there, and other ranks take no part."""
     mpi = communicator_of(ranks, config, "the ranks of a group")
     try:
-        return Comm(mpi, config)  # has a duplicate of its own
+        return Comm(mpi, config)  # duplicates it
     finally:
         mpi.Free()

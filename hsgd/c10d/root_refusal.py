@@ -1,7 +1,4 @@
-"""A root that refuses its own arguments, and the ranks that wait for it in the same collective.
-
-Owns the call by which the root tells them, which matches none of theirs. Never checks arguments.
-"""
+"""Refusal by a root of its arguments, reported by a collective that matches no other rank's."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _REFUSED = "the root refused its own arguments"
 
 @contextlib.contextmanager
 def telling(what: str, comm: Any, worker: Worker) -> Iterator[None]:
-    """Tell the ranks of comm, if the body raises TypeError or ValueError; local."""
+    """Notify the ranks of comm if the body raises TypeError or ValueError; local."""
     try:
         yield
     except (TypeError, ValueError):
@@ -37,7 +34,7 @@ def telling(what: str, comm: Any, worker: Worker) -> Iterator[None]:
 def refused_by_root(
     error: SignatureMismatch, what: str, members: Sequence[int]
 ) -> SignatureMismatch | None:
-    """What ranks that wait raise for such a call, in ranks of the whole job, if it is one."""
+    """Return the error of waiting ranks, in global ranks, if a root refused; else None."""
     for rank, name in zip(error.ranks, error.names, strict=True):
         if name is not None and name.endswith(_REFUSED):
             refused = SignatureMismatch(

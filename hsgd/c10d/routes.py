@@ -1,8 +1,4 @@
-"""Which way a call of a group's method goes: straight to the core, through the method, or to the
-process group of another device.
-
-Owns the choice, made for each call from its arguments. Never describes a collective.
-"""
+"""Routes of a method call, by its arguments: the core, the method, or another device's group."""
 
 from __future__ import annotations
 
@@ -37,9 +33,7 @@ def _first_tensor(arguments: Sequence[Any]) -> Tensor | None:
 
 
 def by_device(method: Method) -> Method:
-    """Take all forms of the arguments, and hand calls with tensors of other devices to the process
-    group that takes them.
-    """
+    """Accept all forms of the arguments, and pass tensors of other devices to their group."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -56,10 +50,15 @@ def by_device(method: Method) -> Method:
 
 
 def at_once(native: str, arguments: int, what: str) -> Callable[[Method], Method]:
-    """Make a method that hands a call of one plain tensor to the core as it is, where nothing else
-    is under way: `native` of the binding's Comm takes it, or says that it is not that simple. A
-    blocking call returns None, as NCCL's do, where torch.distributed expects it; an asynchronous
-    one is left to the core's queue. `what`: its name in errors.
+    """Pass calls with one plain tensor directly to the core, if no other collective runs.
+
+    A blocking call returns None, as NCCL's do, if torch.distributed expects it; the core's queue
+    runs an asynchronous one.
+
+    Args:
+        native: method of the binding's Comm; it returns False for calls that are not that simple.
+        arguments: number of arguments of such a call.
+        what: name of the collective in errors.
     """
 
     def decorated(method: Method) -> Method:

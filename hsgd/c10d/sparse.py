@@ -1,7 +1,4 @@
-"""The sum of sparse COO tensors over all ranks, as gloo gives it to DDP for sparse embeddings.
-
-Owns the exchange of indices and values, which differ in number from rank to rank.
-"""
+"""The sum of sparse COO tensors over all ranks, as in gloo, for DDP with sparse embeddings."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ Gather = Callable[[torch.Tensor], torch.Tensor]
 def allreduce_sparse(tensor: torch.Tensor, gather: Gather, size: int) -> None:
     """Replace `tensor` by the sum over all ranks; collective, blocking.
 
-    gather: takes a flat tensor of equal size on all ranks and returns all of them in rank order.
-    The numbers of elements may differ; shape and dtype are equal.
+    Shape and dtype are equal on all ranks; the numbers of elements may differ. `gather` takes a
+    flat tensor of equal size on all ranks and returns all of them in rank order.
     """
     own = tensor.detach().coalesce()
     counts = gather(torch.tensor([own._nnz()], device="cpu")).tolist()
     most = max(counts)
     indices, values = own.indices(), own.values()
-    # ranks with fewer elements fill theirs, and the rest is cut off again
+    # Ranks with fewer elements pad theirs; the padding is cut off below.
     padded_indices = indices.new_zeros(indices.shape[0], most)
     padded_indices[:, : own._nnz()] = indices
     padded_values = values.new_zeros(most, *values.shape[1:])
@@ -37,5 +34,5 @@ def allreduce_sparse(tensor: torch.Tensor, gather: Gather, size: int) -> None:
         tensor.shape,
         device=values.device,
     ).coalesce()
-    with torch.no_grad():  # a detached sparse tensor would take the new elements for itself
+    with torch.no_grad():  # a detached sparse tensor would share the new elements
         tensor.copy_(total)

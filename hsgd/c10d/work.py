@@ -1,8 +1,4 @@
-"""Work: what the methods of a process group return, and the thread that executes them in order.
-
-Owns the order: a group's collectives run one at a time, in the order of the calls, which is the
-same on all ranks. A call that may block runs in its caller's thread where nothing is under way.
-"""
+"""Work: the result of a group's methods, and the thread that runs works in the order of calls."""
 
 from __future__ import annotations
 
@@ -21,11 +17,11 @@ from hsgd.errors import CollectiveTimeout, HsgdError
 
 __all__ = ["HsgdWork", "Worker", "unfinished"]
 
-GIVING_UP_S = 1.0  # at most, until what is under way has failed: a wait looks after 20 ms
+GIVING_UP_S = 1.0  # most seconds until running works have failed: waits check every 20 ms
 
 
 def unfinished(what: str, seconds: float) -> CollectiveTimeout:
-    """The error of a wait that ends before the collective does; local."""
+    """Return the error of a wait that ends before the collective does; local."""
     return CollectiveTimeout(
         f"{what}: not finished within the timeout of {seconds:g} s; it is still running, wait for "
         "it again"
@@ -33,8 +29,10 @@ def unfinished(what: str, seconds: float) -> CollectiveTimeout:
 
 
 class _Unreadable:
-    """The value of a failed future. C++ looks for tensors in it by pickling it, and gets a
-    RuntimeError with the error's text; in an exception, torch's own choice, it finds none and dies.
+    """The value of a failed future.
+
+    C++ pickles it to look for tensors, and gets a RuntimeError with the error's text. In an
+    exception, torch's own choice, C++ finds no tensors and crashes.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -45,7 +43,7 @@ class _Unreadable:
 
 
 class HsgdWork(dist.Work):
-    """One collective of a process group, under way or ended."""
+    """One collective of a process group, running or ended."""
 
     def __init__(
         self, what: str, call: Callable[[], object], tensors: list[torch.Tensor], worker: Worker
@@ -62,8 +60,8 @@ class HsgdWork(dist.Work):
         self._unresolved: Any = None
         self.announced = False  # its callbacks have run
         self.traced: Any = None  # its range in a profile, until it has ended
-        self.limit_s = 0.0  # of a wait that gives no timeout; 0: none of its own
-        # Who asked for it in a backward pass, and what else that pass watches: see backward.py.
+        self.limit_s = 0.0  # limit of a wait without a timeout; 0: none
+        # Its caller in a backward pass, and the other works of that pass: see backward.py.
         self.asker = ""
         self.siblings: list[HsgdWork] | None = None
 
@@ -80,21 +78,21 @@ class HsgdWork(dist.Work):
             self.traced = None
         with self._lock:
             self._ended.set()
-            self._unresolved = self._future  # one that is asked for later is done from the start
+            self._unresolved = self._future  # a future requested later is done from the start
 
     def announce(self) -> None:
-        """Resolve its future, whose callbacks run here."""
+        """Resolve its future, whose callbacks run in this thread."""
         if self._unresolved is not None:
             self._resolve(self._unresolved)
         self.announced = True
 
     def _resolve(self, future: Any) -> None:
-        """Python's value() and wait() raise the error. To C++ it is a value: see _Unreadable."""
+        """Set the result: value() and wait() of Python raise the error; for C++ see _Unreadable."""
         if self._error is None:
             future.set_result(self._tensors)
             return
-        # Without the frames through which it passes: they lead back to the future, and what C++
-        # holds no collection of garbage would find.
+        # A copy without traceback: its frames lead back to the future, and the garbage collector
+        # cannot find objects that C++ holds.
         error = copy.copy(self._error)
 
         def unwrap(_: Any) -> None:
@@ -105,11 +103,12 @@ class HsgdWork(dist.Work):
         future.set_result(self._tensors if spared else _Unreadable(error))
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the collective has ended; blocking. Raises what it raised.
+        """Wait until the collective has ended; blocking. Raises the error of the collective.
 
-        timeout: None, 0 or less waits until it ends, at the latest by the group's timeout. Raises
-        CollectiveTimeout when it passes before; the collective goes on. Where the timeout was set
-        after the group was made, it ends, and the group with it.
+        Args:
+            timeout: None, 0 or less waits until it ends, at the latest by the group's timeout. If
+                it passes before, CollectiveTimeout is raised, and the collective continues; but if
+                the group's timeout was set after the group was made, collective and group end.
         """
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         own = seconds <= 0 < self.limit_s
@@ -128,9 +127,7 @@ class HsgdWork(dist.Work):
         return True
 
     def _given_up(self, seconds: float) -> BaseException:
-        """Ends the group, and gives the error, which names who was waited for; blocking, for a
-        moment.
-        """
+        """End the group, and return the error, which names the late ranks; blocks for a moment."""
         self._worker.give_up(seconds)
         self._ended.wait(GIVING_UP_S)
         return self._error or CollectiveTimeout(
@@ -139,24 +136,20 @@ class HsgdWork(dist.Work):
         )
 
     def _cause(self, error: BaseException) -> BaseException:
-        """The first error of the backward pass that asked for it, or its own."""
+        """Return the first error of the backward pass that started it, or its own."""
         errors = (sibling.exception() for sibling in self.siblings or ())
         return next((first for first in errors if first is not None), error)
 
     def synchronize(self) -> None:
-        """wait() without a limit of its own."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the collective has ended, in whatever way; never blocks."""
         return self._ended.is_set()
 
     def is_success(self) -> bool:
-        """Whether the collective has ended without an error; never blocks."""
         return self._ended.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What the collective raised, or None; never blocks."""
         return self._error
 
     def settle(self) -> None:
@@ -165,13 +158,10 @@ class HsgdWork(dist.Work):
             self._worker.wait_for(lambda: self.announced)
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the result."""
         return self._tensors
 
     def get_future(self) -> Any:
-        """A torch.futures.Future of the result tensors; done already where a callback of another
-        future asks, which may wait for it.
-        """
+        """Return a Future of the result; done at once if another future's callback requests it."""
         self._worker.help(self)
         with self._lock:
             if self._future is not None:
@@ -184,9 +174,10 @@ class HsgdWork(dist.Work):
 
 
 class Worker:
-    """Executes works one at a time, in the order of the calls. What a callback of a future calls
-    comes next, before what the program has called meanwhile: the order is then the same on all
-    ranks, whenever the callbacks run.
+    """Executor of works, one at a time, in the order of the calls.
+
+    Collectives called in a future's callback come next, before those that the program called
+    meanwhile. So the order is the same on all ranks, whenever the callbacks run.
     """
 
     def __init__(self, name: str, expire: Callable[[], Callable[[float], None] | None]) -> None:
@@ -194,25 +185,23 @@ class Worker:
         self._expire = expire
         self._lock = threading.RLock()
         self._turn = threading.Condition(self._lock)
-        self.is_unused = True  # nothing was submitted that another thread may execute
+        self.is_unused = True  # no work was submitted that another thread may execute
         self._waiting: deque[HsgdWork] = deque()
-        self._urgent: deque[HsgdWork] = deque()  # of callbacks
-        self._busy = False  # until the callbacks of what was executed have run
+        self._urgent: deque[HsgdWork] = deque()  # works of callbacks
+        self._busy = False  # until the callbacks of the executed work have run
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._announcing: HsgdWork | None = None  # whose callbacks run
+        self._announcing: HsgdWork | None = None  # its callbacks are running
 
     def give_up(self, seconds: float) -> None:
-        """Have what is under way fail, as after a timeout of `seconds`, and all that waits behind
-        it; local, never blocks.
-        """
+        """Fail running and waiting works, as after a timeout of `seconds`; local, never blocks."""
         if (expire := self._expire()) is not None:
             expire(seconds)
 
     def submit(self, work: HsgdWork, *, blocking: bool, threaded: bool = False) -> HsgdWork:
-        """Have `work` executed: `blocking` returns when it has ended, and raises what it raised.
+        """Execute `work`; `blocking` returns when it has ended, and raises its error.
 
-        threaded: never in the thread of the caller, nor is what has a limit of its own.
+        With `threaded`, or a limit of the work's own, it never runs in the thread of the caller.
         """
         with self._turn:
             if self._closed:
@@ -233,8 +222,8 @@ class Worker:
         return work
 
     def run_if_free(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """call(*arguments) in this thread, where nothing is under way; False where something is."""
-        with self._lock:  # the condition's, without its Python
+        """Return call(*arguments) in this thread, or False if another work runs or waits."""
+        with self._lock:  # the condition's lock, without its Python code
             if self._busy or self._waiting or self._urgent or self._closed:
                 return False
             self._busy = True
@@ -244,7 +233,7 @@ class Worker:
             self._let_go()
 
     def parent(self) -> HsgdWork | None:
-        """The work whose callback calls this; None where none does."""
+        """Return the work whose callback makes this call, or None."""
         return self._announcing if self._is_own_thread() else None
 
     def _is_own_thread(self) -> bool:
@@ -257,7 +246,6 @@ class Worker:
             self._thread.start()
 
     def _execute(self, work: HsgdWork) -> None:
-        """Execute it and run its callbacks, in the thread that holds the turn."""
         work.execute()
         outer, self._announcing = self._announcing, work
         work.announce()
@@ -271,11 +259,10 @@ class Worker:
     def _serve(self) -> None:
         while (work := self._next()) is not None:
             self._execute(work)
-            del work  # or its tensors would live until the next one
+            del work  # frees its tensors before the next one
             self._let_go()
 
     def _next(self) -> HsgdWork | None:
-        """Wait for a work to execute, and take it; None when there is none and none may come."""
         with self._turn:
             self._turn.wait_for(
                 lambda: not self._busy and (self._urgent or self._waiting or self._closed)
@@ -286,9 +273,7 @@ class Worker:
             return (self._urgent or self._waiting).popleft()
 
     def help(self, work: HsgdWork) -> None:
-        """Execute what comes before `work`, and it, where this is the worker's own thread: a
-        callback that it runs asks for another collective, which nobody else would execute.
-        """
+        """Execute works up to `work`, if this thread would otherwise wait for itself."""
         if not self._is_own_thread():
             return
         while not work.is_completed():
@@ -302,10 +287,7 @@ class Worker:
             self._turn.wait_for(ended)
 
     def close(self) -> None:
-        """Finish what was called, and end the thread; blocking, until the last deadline at most.
-
-        A second call does nothing.
-        """
+        """Finish started works and end the thread; blocking, until the last deadline at most."""
         with self._turn:
             self._closed = True
             self.is_unused = False

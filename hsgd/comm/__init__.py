@@ -1,3 +1,3 @@
-"""Comm: how ranks meet, and the collectives that they make."""
+"""Comm: how ranks connect, and their collectives."""
 
 __all__: list[str] = []

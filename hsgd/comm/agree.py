@@ -1,8 +1,4 @@
-"""What ranks must have in common before they begin something together.
-
-Owns the comparison. Never makes anything, so that a rank that is refused leaves nothing behind, and
-all ranks come out of it alike: with an error, or without.
-"""
+"""Agreement of ranks on arguments before they begin: all return, or all raise."""
 
 from __future__ import annotations
 
@@ -18,9 +14,9 @@ from hsgd.errors import HsgdError, SignatureMismatch, about
 
 __all__ = ["agree", "digest_of"]
 
-_DIGEST_BYTES = 7  # what an int64 holds with either sign
+_DIGEST_BYTES = 7  # an int64 holds them with either sign
 _ABSENT = "absent"
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object without words of its own
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object without a __str__ of its own
 _SHOWN = 120  # characters of a value
 _TOLD = "what differs"
 
@@ -31,21 +27,22 @@ def agree(
     terms: Callable[[], Mapping[str, object]],
     remedy: str = "give the same on every rank",
 ) -> None:
-    """Return if all ranks have valid and equal terms; collective, blocking. Takes an allreduce of
-    24 bytes, however many terms and ranks there are.
+    """Return if all ranks have valid and equal terms; collective, blocking.
 
-    what: is begun, for errors. terms: called once; returns values by name, compared as text, and
-    raises for arguments of this rank that cannot work. remedy: what to do if terms differ, for
-    errors.
-    Raises on all ranks: what terms() raised on the rank that it refused, HsgdError naming that rank
-    and its reason on others; SignatureMismatch naming the first term that differs, two ranks and
-    both values.
+    It costs one allreduce of 24 bytes, for any number of terms and ranks. `terms` is called once.
+    It returns values by name, which are compared as text, and raises if arguments of this rank
+    cannot work. Errors begin with `what` and end with `remedy`.
+
+    Raises:
+        Exception: on the rank that terms() refused, its error; on the others HsgdError with that
+            rank and its reason.
+        SignatureMismatch: on all ranks; names the first term that differs, two ranks, both values.
     """
     refusal: Exception | None = None
     own: dict[str, str] = {}
     try:
         own = _texts(terms())
-    except Exception as error:  # of whatever kind: the others wait for the outcome
+    except Exception as error:  # of any kind: the others wait for the outcome
         refusal = error
     digest = _digest(own)
     place = 0 if refusal is None else comm.size - comm.rank  # the lowest rank that refuses counts
@@ -58,9 +55,7 @@ def agree(
 
 
 def digest_of(values: Mapping[str, object]) -> int:
-    """Return a number from 0 to 2^56 - 1 that is equal where agree() finds the terms equal, and
-    otherwise almost never; local.
-    """
+    """Return a number from 0 to 2^56 - 1, equal if agree() finds terms equal, else hardly ever."""
     return _digest(_texts(values))
 
 
@@ -75,7 +70,7 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def _raise_refusal(comm: Comm, what: str, rank: int, refusal: Exception | None) -> None:
-    """Raise this rank's own, or that of `rank`; collective."""
+    """Raise this rank's own refusal, or that of `rank`; collective."""
     line = str(refusal).partition("\n")[0].removeprefix(f"{what}: ")
     line = comm.broadcast_object(line, rank, _TOLD)
     if refusal is not None:
@@ -84,9 +79,7 @@ def _raise_refusal(comm: Comm, what: str, rank: int, refusal: Exception | None) 
 
 
 def _raise_difference(comm: Comm, what: str, own: Mapping[str, str], remedy: str) -> None:
-    """Raise SignatureMismatch about the first rank whose terms are not those of rank 0;
-    collective.
-    """
+    """Raise SignatureMismatch about the first rank that differs from rank 0; collective."""
     first: Mapping[str, str] = comm.broadcast_object(own, 0, _TOLD)
     here = [n for n in _merged(own, first) if own.get(n, _ABSENT) != first.get(n, _ABSENT)]
     mine = np.array([comm.rank if here else comm.size], np.int64)
@@ -102,7 +95,7 @@ def _raise_difference(comm: Comm, what: str, own: Mapping[str, str], remedy: str
 
 
 def _merged(*orders: Mapping[str, str]) -> list[str]:
-    """Names of all, each as early as one has it, and before others if one lacks it."""
+    """Return the names of all orders, at their earliest place; those that one lacks come first."""
     places: dict[str, int] = {}
     for order in orders:
         for place, name in enumerate(order):

@@ -1,9 +1,8 @@
-"""Comm: two-level collectives on NumPy arrays, torch tensors and anything with the buffer protocol,
-DLPack or, on a CUDA device, `__cuda_array_interface__`.
+"""Comm: two-level collectives on arrays in host memory and on CUDA devices.
 
-Owns the choice of the back-end library and the lifetime of communicators. Arrays are checked by the
-binding before anything is sent; results are bitwise equal on all ranks: local ranks are summed in
-rank order, then nodes in order.
+Arrays are NumPy arrays, torch tensors, and anything with the buffer protocol, DLPack or, on a CUDA
+device, `__cuda_array_interface__`. They are checked before anything is sent. Results are bitwise
+equal on all ranks: local ranks are summed in rank order, then nodes in order.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "OPS", "Comm", "Op"]
 
-_code_of = OP_CODES.get  # of an imported name the interpreter looks methods up more slowly
-_REFUSED_S = 1.0  # ranks that refuse a communicator do so together
+_code_of = OP_CODES.get  # a bound method: the lookup on an imported name is slower
+_REFUSED_S = 1.0  # seconds; ranks that refuse a communicator do so together
 _EQUAL = (
     *("oneshot_bytes", "chunk_bytes", "wire_oneshot_bytes", "wire_chunk_bytes", "wire_radix"),
     *("wire_dtype", "flat_ranks", "slots", "store"),
@@ -55,8 +54,8 @@ _EQUAL = (
 Array = TypeVar("Array")
 
 # Closed before the interpreter ends: a rank that leaves without closing looks like one that died.
-# First those that need nobody for it, so that their other ranks hear at once that this one goes;
-# the rest in the order of creation, which is the same on all ranks.
+# Communicators whose close() needs no other rank come first, so that their ranks learn at once that
+# this one leaves; the rest in the order of creation, which is the same on all ranks.
 _open: weakref.WeakSet[Comm] = weakref.WeakSet()
 
 
@@ -68,7 +67,7 @@ def _close_all() -> None:
 
     _native.end_program()
     wait_for_tellers()
-    with contextlib.ExitStack() as stack:  # all, also when one fails
+    with contextlib.ExitStack() as stack:  # close all, even if one fails
         last_first = sorted(_open, key=lambda comm: (comm._may_wait(), comm._serial), reverse=True)
         failed = program_failed()
         for comm in last_first:
@@ -77,26 +76,34 @@ def _close_all() -> None:
 
 
 class Comm(Closing):
-    """A communicator. `Comm()` is collective over all ranks of the job, `Comm(comm)` over an mpi4py
-    communicator.
+    """A communicator of all ranks of the job, or of an mpi4py communicator.
 
-    comm: mpi4py intracommunicator, duplicated; None is MPI.COMM_WORLD, or under torchrun all its
-        workers, without MPI: see over_store().
-    config: settings, equal on all ranks; None reads the environment.
+    The constructor is collective. All methods that communicate are collective and blocking, release
+    the GIL, and serve threads one at a time. Those whose name ends in `_async` are collective too,
+    but return a Handle at once: a thread of the communicator executes them in the order of the
+    calls, and a blocking call after earlier ones. Several communicators work at the same time, in
+    several threads. Between nodes they take turns in MPI under MPI_THREAD_SERIALIZED; below that
+    level they raise HsgdError in all threads but the one that initialized MPI. The program must
+    keep its own MPI calls apart from these as its MPI thread level asks.
 
-    All methods that communicate are collective, blocking, release the GIL, and serve threads one at
-    a time. Those whose name ends in `_async` are collective too, but return a Handle at once: a
-    thread of the communicator executes them in the order of the calls, and a blocking call after
-    those made before it. Several communicators work at once,
-    in several threads; between nodes they take turns in MPI under MPI_THREAD_SERIALIZED, and below
-    that raise HsgdError in all threads but the one that initialized MPI. The program keeps its own
-    MPI calls apart, as MPI asks of it.
+    In collectives `out` is the array for the result, which is returned; None makes a new one.
+    `name` is compared between ranks and shown in errors. Arrays and counts that cannot be used
+    raise ValueError or TypeError before anything is sent.
 
-    Collectives raise PeerLost, CollectiveTimeout (after `config.timeout_s`; the communicator is
-    then broken) and SignatureMismatch (on all ranks, before data is mixed; the communicator stays
-    usable). The constructor raises MissingExtra without mpi4py, and LaunchError when hsgd was built
-    for another MPI than mpi4py runs, when MPI sees one rank where the launcher started more, and
-    where torchrun's store is out of reach.
+    Args:
+        comm: mpi4py intracommunicator, which is duplicated. None is MPI.COMM_WORLD, or under
+            torchrun all its workers, without MPI: see over_store().
+        config: settings, equal on all ranks; None reads the environment.
+
+    Raises:
+        PeerLost: from collectives; a rank died.
+        CollectiveTimeout: from collectives, after `config.timeout_s`; the communicator is then
+            broken.
+        SignatureMismatch: from collectives, on all ranks, before data is mixed; the communicator
+            stays usable.
+        MissingExtra: from the constructor, without mpi4py.
+        LaunchError: from the constructor, if hsgd was built for another MPI than mpi4py runs, MPI
+            sees one rank of several started ones, or torchrun's store cannot be reached.
     """
 
     _serials = 0
@@ -150,15 +157,17 @@ class Comm(Closing):
 
     @classmethod
     def local(cls, path: str, rank: int, size: int, config: Config | None = None) -> Comm:
-        """A communicator of `size` processes of this node, without MPI; collective, blocking.
+        """Make a communicator of `size` processes of this node, without MPI; collective, blocking.
 
-        path: where the ranks meet, the same on all, at most 107 characters: a UNIX socket is made
-        there by rank 0 and removed before this returns. A name that starts with "@" needs no file
-        system; other users of the node can take it first, when they can guess it: draw it at
-        random. "@NAME#SECRET", with a secret of 32 hexadecimal digits, binds NAME alone, and who
-        does not know the secret gets nothing.
-        Raises ValueError for a wrong rank or size or when another user listens there,
-        CollectiveTimeout naming ranks that did not join.
+        The ranks connect at `path`, the same on all, at most 107 characters. Rank 0 makes a UNIX
+        socket there and removes it before this returns. A name that starts with "@" needs no file
+        system, but other users of the node can bind it first if they can guess it: draw it at
+        random. "@NAME#SECRET", with a secret of 32 hexadecimal digits, binds only NAME; a process
+        without the secret is not admitted.
+
+        Raises:
+            ValueError: the rank or size is wrong, or another user listens at `path`.
+            CollectiveTimeout: names ranks that did not join.
         """
         self = cls.__new__(cls)
         config = Config.from_env() if config is None else config
@@ -184,20 +193,27 @@ class Comm(Closing):
         prefix: str = "hsgd/comm",
         config: Config | None = None,
     ) -> Comm:
-        """A communicator of `size` processes on any nodes, without MPI; collective, blocking.
+        """Make a communicator of `size` processes on any nodes, without MPI; collective, blocking.
 
-        Ranks that share a node find that out by connecting to one another, and use shared memory;
-        between nodes up to 8 ranks of each carry data over TCP, IPv4 or IPv6, at the interfaces of
-        `config.interfaces`. Results are the same bits as over MPI.
-        store: where the ranks tell one another their addresses, and secrets: one of
-        torch.distributed, or what has its methods set(key, text), get(key), add(key, number),
-        check(keys) and wait(keys, timedelta). Nobody else may read it. Not used afterwards.
-        prefix: of the keys, the same on all ranks. Meetings under one prefix come one after
-        another, in the same order on all ranks.
-        config: its `timeout_s` also bounds each step of the meeting.
-        Raises ValueError for a wrong rank, sizes or settings that differ, and interfaces that are
-        not there; CollectiveTimeout naming ranks that did not join, or, as PeerLost, that cannot
-        be reached; SharedMemoryError; and what the store raises.
+        Ranks that share a node find out by connecting to one another, and use shared memory.
+        Between nodes up to 8 ranks of each carry data over TCP, IPv4 or IPv6, at the interfaces of
+        `config.interfaces`. Results are bitwise those over MPI.
+
+        Args:
+            store: where the ranks exchange addresses and secrets: a store of torch.distributed, or
+                an object with its methods set(key, text), get(key), add(key, number), check(keys)
+                and wait(keys, timedelta). No other user may read it. Not used after this call.
+            rank: of this process, from 0.
+            size: equal on all ranks.
+            prefix: of the keys, the same on all ranks. Calls with one prefix must come one after
+                another, in the same order on all ranks.
+            config: its `timeout_s` also bounds each step of the set-up.
+
+        Raises:
+            ValueError: the rank is wrong, sizes or settings differ, or an interface does not exist.
+            CollectiveTimeout: names ranks that did not join, or, as PeerLost, cannot be reached.
+            SharedMemoryError: shared memory is missing.
+            Exception: whatever the store raises.
         """
         self = cls.__new__(cls)
         config = Config.from_env() if config is None else config
@@ -215,15 +231,15 @@ class Comm(Closing):
         self._keep(meet_over_store(board, native_options(config), _equal(config), _names(config)))
         self._config = config
 
-    _mpi: Any = None  # the mpi4py communicator, over MPI
-    _frees_mpi = False  # it is this object's own
+    _mpi: Any = None  # the mpi4py communicator, if over MPI
+    _frees_mpi = False  # it belongs to this object
 
     def _keep(self, native: _native.Comm) -> None:
         self._native = native
         self._place = native.topology()
         forked.watch(self, native)
         self._serial = Comm._serials
-        self._made_during = id(failing_with())  # holds nothing
+        self._made_during = id(failing_with())  # only compared; keeps no reference
         self._windows: list[weakref.ref[Any]] = []
         self._before_close: list[Callable[[], object]] = []
         self._device: DeviceComm | None = None
@@ -236,16 +252,15 @@ class Comm(Closing):
     ) -> Array:
         """Combine `array` over all ranks elementwise; collective, blocking.
 
-        array: any shape, C-contiguous, in host memory, or on a CUDA device (docs/gpu.md): then the
-        result comes in the order of its stream, and nobody waits here. float32, float64, float16,
-        bfloat16 (torch), int8, int32, int64, uint8; shape and dtype equal on all ranks.
-        op: "sum", "mean" (sum / size, floating dtypes), "min", "max" or "prod". 16-bit floats are
-        summed in float32 and rounded once per level.
-        out: where the result goes, same shape and dtype, `array` itself to work in place; None
-        makes a new one.
-        name: compared between ranks and shown in errors.
-        Returns `out` or the new array. Raises ValueError or TypeError for unusable arrays before
-        anything is sent.
+        Args:
+            array: any shape, C-contiguous, in host memory, or on a CUDA device (docs/gpu.md): then
+                the result is ordered in its stream, and the call does not block. float32, float64,
+                float16, bfloat16 (torch), int8, int32, int64 or uint8; shape and dtype equal on all
+                ranks.
+            op: "sum", "mean" (sum / size, floating dtypes), "min", "max" or "prod". 16-bit floats
+                are summed in float32 and rounded once per level.
+            out: same shape and dtype; may be `array` itself.
+            name: see Comm.
         """
         code = _op_code("allreduce", op)
         target: Array = _like(array) if out is None else out
@@ -259,13 +274,14 @@ class Comm(Closing):
     def allreduce_async(
         self, array: Array, op: Op = "sum", out: Array | None = None, name: str | None = None
     ) -> Handle[Array]:
-        """Start an allreduce; collective, not blocking. Arguments are those of allreduce, and are
-        checked at once.
+        """Start an allreduce; collective, not blocking.
 
-        `array` must not be written, and `out` not be touched, before the handle is done. Dropping
-        the handle is safe: the arrays are kept until the collective is done, and given back by a
-        later call on this communicator.
-        Raises HsgdError between nodes where MPI was initialized with less than MPI_THREAD_MULTIPLE.
+        Arguments are those of allreduce, checked at once. The program must not write `array`, nor
+        touch `out`, before the handle is done. Dropping the handle is safe: the arrays are kept
+        until the collective is done, and released by a later call on this communicator.
+
+        Raises:
+            HsgdError: between nodes, if MPI was initialized with less than MPI_THREAD_MULTIPLE.
         """
         code = _op_code("allreduce", op)
         target: Array = _like(array) if out is None else out
@@ -277,9 +293,9 @@ class Comm(Closing):
         return Handle(self, request, lambda _: target, _named("allreduce", name))
 
     def broadcast(self, array: Array, root: int = 0, name: str | None = None) -> Array:
-        """Overwrite `array` on all ranks by the root's; collective, blocking, in place.
+        """Overwrite `array` on all ranks by that of `root`, and return it; collective, blocking.
 
-        array: as for allreduce, writable. root: rank whose data is sent. Returns `array`.
+        `array` is as for allreduce, and writable.
         """
         root = c_int("broadcast: root", root)
         try:
@@ -292,34 +308,40 @@ class Comm(Closing):
     def empty(
         self, shape: int | Sequence[int], dtype: Any = "float32", name: str | None = None
     ) -> Any:
-        """A new array in memory that all ranks of the node can reach; collective, blocking.
+        """Make an array in memory that all ranks of the node can access; collective, blocking.
 
-        Large collectives on such arrays need no staging: on one node an allreduce moves 2 bytes
-        per byte and rank instead of 5 - 2 / local_size, and the others read the inputs of their
-        peers where they lie.
+        Large collectives on such arrays need no staging: on one node an allreduce moves 2 bytes per
+        byte and rank instead of 5 - 2 / local_size, and other collectives read their peers' inputs
+        in place.
 
-        shape: equal on all ranks. dtype: NumPy dtype or its name for a NumPy array, torch.dtype
-        for a torch tensor; one of float32, float64, float16, bfloat16 (torch), int8, int32, int64,
-        uint8. The contents are zero.
-        A collective uses the memory in place when all ranks of the node pass parts of arrays of
-        the same `empty` call: allreduce as input and as output, where `out` may be a second one;
-        broadcast, reduce_scatter, allgather and alltoall, on one node, as input. Otherwise they are
-        arrays like others. Results are the same bits. Each rank gives the memory back when the last
-        view of it is gone, also after close(). A forked child shares it.
-        Raises SharedMemoryError when memory is missing on any rank, TypeError for other dtypes,
-        SignatureMismatch.
+        A collective uses the memory in place if all ranks of the node pass parts of arrays of the
+        same `empty` call: allreduce as input and as output, where `out` may come from a second
+        call; broadcast, reduce_scatter, allgather and alltoall, on one node, as input. Otherwise
+        they are ordinary arrays. Results are bitwise the same. Each rank frees the memory when the
+        last view of it is gone, also after close(). A forked child shares it.
+
+        Args:
+            shape: equal on all ranks. The contents are zero.
+            dtype: NumPy dtype or its name for a NumPy array, torch.dtype for a torch tensor; one of
+                float32, float64, float16, bfloat16 (torch), int8, int32, int64, uint8.
+            name: see Comm.
+
+        Raises:
+            SharedMemoryError: memory is missing on any rank.
+            TypeError: the dtype is not supported.
+            SignatureMismatch: ranks differ in shape, dtype or name.
         """
         return self._allocate("empty", shape, dtype, name, once_per_node=False)
 
     def shared(
         self, shape: int | Sequence[int], dtype: Any = "float32", name: str | None = None
     ) -> Any:
-        """A new array of which each node has one, seen by all its ranks; collective, blocking.
+        """Make one array per node, shared by all its ranks; collective, blocking.
 
-        What one rank of the node writes, the others read; nothing orders that but collectives:
-        barrier() between writing and reading. Its pages are spread over the ranks in order.
-        shape, dtype and name are those of empty(), and so are the life of the memory and what is
-        raised. For a collective it is an array like others. The contents are zero.
+        Each rank sees what the others of its node write. Only collectives order these accesses:
+        call barrier() between writing and reading. The pages are spread over the ranks in order.
+        Arguments, lifetime of the memory and errors are those of empty(). Collectives treat it as
+        an ordinary array. The contents are zero.
         """
         return self._allocate("shared", shape, dtype, name, once_per_node=True)
 
@@ -352,14 +374,13 @@ class Comm(Closing):
     ) -> Array:
         """Combine `array` over all ranks and keep this rank's rows; collective, blocking.
 
-        array, op, name: as for allreduce, at least 1-d; the rows are bit for bit those of its
-        result.
-        counts: rows of each rank, in rank order, the same on all ranks; None splits as evenly as
-        can be, the first ranks get one more.
-        out: where this rank's rows go, `(counts[rank], *array.shape[1:])` of the same dtype, which
-        may be these rows of `array`; None makes a new one.
-        Returns `out` or the new array. Raises ValueError or TypeError for unusable arrays and
-        counts before anything is sent.
+        Args:
+            array: as for allreduce, at least 1-d; the rows are bitwise those of allreduce's result.
+            op: as for allreduce.
+            out: `(counts[rank], *array.shape[1:])`, same dtype; may be these rows of `array`.
+            counts: rows of each rank, in rank order, the same on all ranks; None splits as evenly
+                as possible, the first ranks get one more.
+            name: see Comm.
         """
         code = _op_code("reduce_scatter", op)
         target, rows = self._scattered(array, out, counts)
@@ -380,9 +401,7 @@ class Comm(Closing):
         counts: Sequence[int] | None = None,
         name: str | None = None,
     ) -> Handle[Array]:
-        """Start a reduce_scatter; collective, not blocking. Arguments are those of reduce_scatter;
-        for the arrays see allreduce_async.
-        """
+        """Start a reduce_scatter; collective, not blocking. See allreduce_async."""
         code = _op_code("reduce_scatter", op)
         target, rows = self._scattered(array, out, counts)
         try:
@@ -395,7 +414,7 @@ class Comm(Closing):
     def _scattered(
         self, array: Array, out: Array | None, counts: Sequence[int] | None
     ) -> tuple[Array, list[int] | None]:
-        """Where the rows of this rank go, and how many each rank gets; None for an even split."""
+        """Return the array for this rank's rows, and all ranks' rows; None for an even split."""
         rows = None if counts is None else _rows(counts)
         if out is not None:
             return out, rows
@@ -405,17 +424,16 @@ class Comm(Closing):
         return _empty(array, (own, *shape[1:])), rows
 
     def allgather(self, array: Array, out: Array | None = None, name: str | None = None) -> Array:
-        """Join the arrays of all ranks along the first dimension, in rank order; collective,
-        blocking.
+        """Join the arrays of all ranks along the first dimension; collective, blocking.
 
-        array: dtypes as for allreduce. The first extent may differ between ranks (they exchange
-        it first); the others and the dtype are equal. A 0-d array counts as one row.
-        out: where the result goes, `(rows of all ranks, *array.shape[1:])` of the same dtype;
-        `array` may be its own rows in it. None makes a new one.
-        name: compared between ranks and shown in errors.
-        Returns `out` or the new array. Raises ValueError or TypeError for unusable arrays before
-        anything is sent; that `out` has the wrong number of rows shows later, and is raised on
-        this rank when the others have their result.
+        Args:
+            array: dtypes as for allreduce. The first extent may differ between ranks, which
+                exchange it first; the others and the dtype are equal. A 0-d array counts as one
+                row.
+            out: `(rows of all ranks, *array.shape[1:])`, same dtype, in rank order; `array` may be
+                this rank's rows in it. A wrong number of rows raises ValueError on this rank, when
+                the others have their result.
+            name: see Comm.
         """
         try:
             given = self._native.allgather(array, out, name)
@@ -425,11 +443,12 @@ class Comm(Closing):
         return _joiner(array, None)(given)[0] if out is None else out
 
     def allgather_object(self, mine: Any, name: str | None = None) -> list[Any]:
-        """An object of every rank, in rank order; collective, blocking.
+        """Return an object of every rank, in rank order; collective, blocking.
 
-        mine: what pickle takes; ranks may give objects of different kinds and sizes. It is loaded
-        by pickle on the other ranks: for objects of the program's own making.
-        name: compared between ranks and shown in errors. Raises as allgather, and what pickle does.
+        Args:
+            mine: object that pickle supports, of any kind and size. The other ranks unpickle it:
+                pass only objects that the program trusts. Errors of pickle are raised.
+            name: see Comm.
         """
         import io
         import pickle
@@ -438,14 +457,17 @@ class Comm(Closing):
 
         packed = np.frombuffer(pickle.dumps(mine), np.uint8)
         reader = io.BytesIO(self.allgather(packed, name=name).tobytes())
-        return [pickle.load(reader) for _ in range(self.size)]  # each knows its end
+        return [pickle.load(reader) for _ in range(self.size)]  # each pickle ends itself
 
     def broadcast_object(self, mine: Any, root: int = 0, name: str | None = None) -> Any:
         """Return the root's object on all ranks; collective, blocking.
 
-        mine: what pickle takes, as for allgather_object; used on the root alone, which gets it back
-        as it is. root: rank whose object is sent. name: compared between ranks and shown in errors.
-        Raises as broadcast; what pickle does on the root, and HsgdError with its text on others.
+        Args:
+            mine: object as for allgather_object; used only on the root, which gets the same object
+                back.
+            root: rank whose object is sent. It raises errors of pickle; the others HsgdError with
+                the text.
+            name: see Comm.
         """
         import pickle
 
@@ -456,7 +478,7 @@ class Comm(Closing):
         if self.rank == root:
             try:
                 packed = pickle.dumps(mine)
-            except Exception as error:  # of whatever kind: the others wait for the root
+            except Exception as error:  # of any kind: the others wait for the root
                 failure, packed = error, pickle.dumps(str(error))
         facts = np.array([len(packed), failure is not None], np.int64)
         size, failed = self.broadcast(facts, root, name).tolist()
@@ -473,9 +495,7 @@ class Comm(Closing):
     def allgather_async(
         self, array: Array, out: Array | None = None, name: str | None = None
     ) -> Handle[Array]:
-        """Start an allgather; collective, not blocking. Arguments are those of allgather; for the
-        arrays see allreduce_async. That `out` has the wrong number of rows is raised by wait().
-        """
+        """Start an allgather; collective, not blocking. wait() raises wrong rows of `out`."""
         join = _joiner(array, out)
         try:
             request = self._native.allgather_async(array, out, name)
@@ -509,20 +529,20 @@ class Comm(Closing):
         out: Array | None = None,
         name: str | None = None,
     ) -> Array | tuple[Array, list[int]]:
-        """Send rows of `array` to each rank and join what they send here, in rank order;
-        collective, blocking.
+        """Send rows of `array` to each rank and join those received; collective, blocking.
 
-        array: dtypes as for allreduce, at least 1-d; extents after the first and dtype are equal
-        on all ranks.
-        send_counts: rows for each rank, in rank order, given on all ranks or none (they exchange
-        them first). None sends every rank the same number; then the shapes are equal on all ranks
-        and the first extent is a multiple of the number of ranks.
-        out: where the result goes, `(rows received, *array.shape[1:])` of the same dtype, apart
-        from `array`; None makes a new one.
-        name: compared between ranks and shown in errors.
-        Returns `out` or the new array; with `send_counts` also the rows received from each rank.
-        Raises ValueError or TypeError for unusable arrays and counts before anything is sent; that
-        `out` has the wrong number of rows, or overlaps, as for allgather.
+        Args:
+            array: dtypes as for allreduce, at least 1-d; extents after the first and the dtype are
+                equal on all ranks.
+            send_counts: rows for each rank, in rank order, passed on all ranks or none; the ranks
+                exchange them first. None sends every rank the same number: then the shapes are
+                equal on all ranks and the first extent is a multiple of the number of ranks.
+            out: `(rows received, *array.shape[1:])`, same dtype, in rank order, not overlapping
+                `array`. Errors as in allgather.
+            name: see Comm.
+
+        Returns:
+            The result; with `send_counts` also the rows received from each rank.
         """
         sent = None if send_counts is None else _rows(send_counts)
         try:
@@ -561,10 +581,7 @@ class Comm(Closing):
         out: Array | None = None,
         name: str | None = None,
     ) -> Handle[Array] | Handle[tuple[Array, list[int]]]:
-        """Start an alltoall; collective, not blocking. Arguments and result are those of alltoall;
-        for the arrays see allreduce_async. That `out` has the wrong number of rows, or overlaps, is
-        raised by wait() where `send_counts` are given.
-        """
+        """Start an alltoall; with `send_counts` wait() raises errors of `out`; not blocking."""
         text = _named("alltoall", name)
         sent = None if send_counts is None else _rows(send_counts)
         try:
@@ -582,7 +599,7 @@ class Comm(Closing):
         return Handle(self, request, lambda _: target, text)
 
     def barrier(self) -> None:
-        """Return when all ranks have called this; collective, blocking."""
+        """Wait until all ranks have called this; collective, blocking."""
         self._native.barrier()
 
     def broadcast_async(
@@ -598,21 +615,24 @@ class Comm(Closing):
         return Handle(self, request, lambda _: array, _named("broadcast", name))
 
     def barrier_async(self) -> Handle[None]:
-        """Start a barrier; collective, not blocking. Its handle is done when all ranks have
-        started it and finished what they started before.
-        """
+        """Start a barrier; done when all ranks have started it and finished earlier calls."""
         return Handle(self, self._native.barrier_async(), lambda _: None, "barrier")
 
     def split(self, color: int | None, key: int = 0) -> Comm | None:
-        """A communicator of the ranks that give the same color; collective, blocking.
+        """Make a communicator of the ranks with the same color; collective, blocking.
 
-        color: 0 to 2**31 - 1; ranks with None or a negative color take part in the call only.
-        key: a C int; ranks are ordered by it, then by their rank here.
-        Returns the new communicator, which has the settings of this one and lives on its own, or
-        None. Over MPI and several nodes this calls Split of the mpi4py communicator, which must not
-        be freed before. When a rank cannot take part, all of its color get the error, and this
-        communicator goes on. Not so where Split itself ends by a CollectiveTimeout or Ctrl-C: then
-        this rank has left this communicator.
+        The new communicator has the settings of this one and is independent of it. Over MPI and
+        several nodes this calls Split of the mpi4py communicator, which must not be freed before.
+        If a rank cannot take part, all ranks of its color raise the error, and this communicator
+        stays usable; except if Split itself ends by CollectiveTimeout or Ctrl-C: then this rank has
+        left this communicator.
+
+        Args:
+            color: 0 to 2**31 - 1; ranks with None or a negative color only take part in the call.
+            key: a C int; ranks are ordered by it, then by their rank here.
+
+        Returns:
+            The new communicator; None on ranks without a color.
         """
         if color is not None and not whole("split: color", color) <= INT_MAX:
             raise ValueError(f"split: color is {color}; give 0 to {INT_MAX}, or None")
@@ -632,7 +652,7 @@ class Comm(Closing):
         return part
 
     def _split_tcp(self, color: int, key: int) -> _native.Comm | None:
-        """Several nodes without MPI: the ranks tell one another over this communicator."""
+        """Split several nodes without MPI: the ranks exchange addresses over this communicator."""
         choices = self.allgather_object((color, key), "split")
         members = [rank for rank, choice in enumerate(choices) if 0 <= color == choice[0]]
         members.sort(key=lambda rank: choices[rank][1])  # stable: then by rank
@@ -645,7 +665,7 @@ class Comm(Closing):
         )
 
     def _split_mpi(self, color: int, key: int) -> Comm | None:
-        """Several nodes. All ranks meet here before: who does not come is named."""
+        """Split several nodes by MPI, after an allreduce here that names ranks that do not come."""
         from mpi4py import MPI
 
         if self._mpi == MPI.COMM_NULL:
@@ -671,24 +691,27 @@ class Comm(Closing):
         return part
 
     def _leave_mpi(self) -> None:
-        """A call of MPI on this communicator was given up, and may go on."""
+        """Leave this communicator after a call of MPI on it was given up, which may still run."""
         self._frees_mpi = False
-        self.expire(self._config.timeout_s)  # where another thread is in a collective
+        self.expire(self._config.timeout_s)  # for another thread that is in a collective
         self.leave()
 
     def shrink(self, timeout_s: float | None = None) -> Comm:
-        """A new communicator of the ranks that are left; collective over these, blocking.
+        """Make a communicator of the ranks that are left; collective over these, blocking.
 
-        To be called by all of them after PeerLost or CollectiveTimeout: ranks are numbered anew in
-        the old order, settings stay, and this communicator is closed. All ranks that return from
-        here have the same members. docs/faults.md shows how to train on.
-        timeout_s: how long to wait for ranks that live but do not call it (default: the deadline of
-        this communicator). Ranks that ended are not waited for; one that ends meanwhile is left
-        out too.
-        MPI is not asked, so it works over MPI too as long as all ranks share one node and the
-        launcher lets the survivors live.
-        Raises HsgdError on a rank without which the others went on, ValueError when the ranks span
-        several nodes, and CollectiveTimeout when no group was formed.
+        All of them call it after PeerLost or CollectiveTimeout. Ranks are numbered anew in the old
+        order, settings stay, and this communicator is closed. All ranks that return have the same
+        members. docs/faults.md shows how to continue training. MPI is not used, so this works over
+        MPI too, if all ranks share one node and the launcher lets the survivors live.
+
+        Args:
+            timeout_s: how long to wait for ranks that live but do not call it; None is the deadline
+                of this communicator. Ranks that ended before or end meanwhile are left out at once.
+
+        Raises:
+            HsgdError: on a rank without which the others went on.
+            ValueError: the ranks span several nodes.
+            CollectiveTimeout: no group was formed.
         """
         shrunk = Comm.__new__(Comm)
         limit_s = self._config.timeout_s if timeout_s is None else float(timeout_s)
@@ -698,7 +721,7 @@ class Comm(Closing):
         return shrunk
 
     def device_comm(self, array: Any) -> DeviceComm:
-        """What takes arrays of a CUDA device; made by the first one, collective, blocking."""
+        """Return the communicator for CUDA arrays; the first call is collective, blocking."""
         with self._device_lock:
             if self._device is None:
                 from hsgd.comm.device.device_comm import DeviceComm
@@ -706,25 +729,25 @@ class Comm(Closing):
                 made = DeviceComm.beside(self, self._config, array)
                 self.before_close(made.close)
                 self._device = made
-                if self.closed:  # by another thread, which has not seen it
+                if self.closed:  # by another thread, which did not see `made`
                     made.close()
             return self._device
 
     def belongs_to_another(self) -> None:
-        """Whoever has this communicator closes it, also at the end of the program; local."""
+        """Leave close(), also at the end of the program, to the owner; local."""
         _open.discard(self)
 
     def check_device(self) -> None:
-        """Raise what a collective on arrays of a device has failed with; local, never blocks."""
+        """Raise the error of a failed collective on device arrays, if any; local, never blocks."""
         if self._device is not None:
             self._device.check()
 
     def shared_address(self) -> int:
-        """Of the std::shared_ptr<hsgd_comm>, for parts of hsgd in C++; local."""
+        """Return the address of the std::shared_ptr<hsgd_comm>, for C++ parts of hsgd; local."""
         return self._native.shared_address()
 
     def make_window(self, owner: Any, options: _native.WindowOptions) -> _native.NotifiedWindow:
-        """What NotifiedWindow is made of; collective, blocking. `owner` is closed with this."""
+        """Make a NotifiedWindow's native part; close() closes `owner`; collective, blocking."""
         near = self.cross_size == 1 and not options.remote_only
         if self._mpi is None or near or options.sockets:
             native = self._native.window(options)
@@ -738,34 +761,35 @@ class Comm(Closing):
         return native
 
     def metrics(self) -> Counters:
-        """What this rank did since the communicator was made: calls, bytes inside and between
-        nodes, seconds; local, but waits for a collective of another thread.
+        """Return this rank's counters since the communicator was made: calls, bytes, seconds.
+
+        Local, but waits for a collective of another thread.
         """
         from hsgd.metrics import Counters
 
         return Counters.of(self._native)
 
     def abort(self) -> None:
-        """Have a collective that waits, in whatever thread, end with HsgdError, and all later ones;
-        local, never blocks. For a rank that gives up before the deadline. Other ranks hear of it as
-        of a rank that left.
+        """Make waiting collectives of all threads, and later ones, raise HsgdError; local.
+
+        It never blocks. For a rank that gives up before the deadline. To other ranks it looks like
+        a rank that left.
         """
         if self._device is not None:
             self._device.abort()
         self._native.abort()
 
     def expire(self, timeout_s: float) -> None:
-        """As abort(), but what waits ends with a CollectiveTimeout, as if `timeout_s` had been the
-        deadline: it names who was waited for, on the other ranks, too.
-        """
+        """Abort as after a deadline of `timeout_s`; CollectiveTimeout names the awaited ranks."""
         if self._device is not None:
             self._device.abort()
         self._native.expire(timeout_s)
 
     def leave(self) -> None:
-        """Tell the other ranks, as close() does, that this one calls no collective any more; local.
-        For those who at the end of a program have to wait for others first: these may be waiting
-        for this rank. Collectives of this rank fail afterwards; its memory stays until close().
+        """Tell the other ranks, as close() does, that this one calls no more collectives; local.
+
+        For objects that at the end of a program wait for other ranks, which may be waiting for this
+        one. Collectives of this rank fail afterwards; its memory stays until close().
         """
         if self._device is not None:
             self._device.leave()
@@ -773,16 +797,19 @@ class Comm(Closing):
         self._native.leave()
 
     def keep_records(self, capacity: int) -> None:
-        """Note what collectives spend their time on, from the next ones on; local.
+        """Record, from now on, how collectives spend their time; local.
 
-        capacity: the last ones that are kept until take_records(); 0 forgets them and stops, which
-        is how it begins.
+        Args:
+            capacity: number of the latest records that are kept until take_records(). 0, which is
+                the state at first, forgets them and stops.
         """
         self._native.keep_records(natural("keep_records: capacity", capacity))
 
     def take_records(self) -> list[Record]:
-        """The records of collectives that have ended well, oldest first, each given once; local,
-        never blocks. What exchanges sizes first (ragged allgather, alltoall) has a record for that.
+        """Return the records of collectives that ended well, oldest first, each once; local.
+
+        It never blocks. Collectives that exchange sizes first (ragged allgather, alltoall) have a
+        record for that.
         """
         return [
             Record(name, size, Span.of(*call), *(Span.of(*s) if s[0] else None for s in levels))
@@ -790,29 +817,28 @@ class Comm(Closing):
         ]
 
     def _may_wait(self) -> bool:
-        """Whether close() may wait for other ranks."""
         windows = [window() for window in self._windows]
         return self._native.has_open() or any(
             window is not None and not window.closed for window in windows
         )
 
     def _explain_leaving(self) -> None:
-        """Have the other ranks told which error this rank leaves by, if it does."""
+        """Send the other ranks the error with which this rank leaves, if any."""
         error = failing_with()
-        # A program that handles one all the time, and communicates there, does not leave by it.
+        # A program that communicates inside an `except` block does not leave by that block's error.
         if error is not None and id(error) != self._made_during:
             self._native.explain_leaving(describe_failure(error))
 
     def close(self) -> None:
-        """Give the shared memory back; local, but collective over MPI. A second call does
-        nothing. Called while an exception is handled, other ranks that wait are told of that.
+        """Free the shared memory; local, but collective over MPI. A second call does nothing.
 
-        Asynchronous calls that are open are finished before, or fail by their deadlines.
+        Open asynchronous calls finish first, or fail by their deadlines. If an exception is being
+        handled, other ranks that wait get its description.
         """
         _open.discard(self)
         functions, self._before_close = self._before_close, []
         try:
-            with contextlib.ExitStack() as all_of_them:  # each, whatever the others raise
+            with contextlib.ExitStack() as all_of_them:  # each, even if another raises
                 for function in reversed(functions):
                     all_of_them.callback(function)
         finally:
@@ -828,19 +854,17 @@ class Comm(Closing):
                 _free(self._mpi)
 
     def before_close(self, function: Callable[[], object]) -> None:
-        """Have close() call a function first; local. For those who use this communicator and may
-        not be closed before it.
-        """
+        """Register a function that close() calls first, for users of this communicator; local."""
         self._before_close.append(function)
 
     def not_before_close(self, function: Callable[[], object]) -> None:
-        """Take before_close() back; local."""
+        """Undo before_close(); local."""
         if function in self._before_close:
             self._before_close.remove(function)
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """True after close()."""
         return self._native.closed()
 
     @property
@@ -880,7 +904,7 @@ class Comm(Closing):
 
     @property
     def nodes(self) -> list[int]:
-        """The node of each rank, as `cross_rank` there, in rank order; local."""
+        """The node of each rank, in rank order, numbered as `cross_rank`; local."""
         return self._native.nodes()
 
     @property
@@ -890,7 +914,7 @@ class Comm(Closing):
 
     @property
     def interfaces(self) -> str:
-        """Interfaces over which TCP goes to other nodes; "" is all but loopback."""
+        """Network interfaces for TCP to other nodes; "" is all but loopback."""
         return _names(self._config)
 
     @property
@@ -907,22 +931,19 @@ class Comm(Closing):
 
 
 def _board(store: Any, place: tuple[int, int], prefix: str, timeout_s: float, caller: str) -> Board:
-    """place: rank and size."""
     return Board(store, place[0], range(place[1]), timeout_s, prefix=prefix, caller=caller)
 
 
 def _equal(config: Config) -> dict[str, Any]:
-    """Settings that all ranks of a communicator must have alike."""
     return {name: getattr(config, name) for name in _EQUAL}
 
 
 def _names(config: Config) -> str:
-    """Interfaces as the core takes them."""
+    """Return the interfaces in the form of the core: "" for all."""
     return "" if config.interfaces == "all" else config.interfaces
 
 
 def _on_device() -> type[Exception]:
-    """What the binding raises for an array of a CUDA device."""
     from hsgd import _native
 
     return _native.OnDevice
@@ -933,7 +954,7 @@ def _result(done: Any) -> Any:
 
 
 def _ready(started: DeviceRequest) -> Any:
-    """Its result, which the array's stream has to wait for."""
+    """Return its result, after the array's stream waits for it."""
     started.wait()
     return started.result()
 
@@ -963,7 +984,7 @@ def _free(mpi: Any) -> None:
 
 
 def _like(array: Any) -> Any:
-    """A new array like it; for one on a device, which hsgd.comm.device looks after, itself."""
+    """Make a new array like it; return a device array itself, as hsgd.comm.device handles it."""
     if hasattr(array, "detach"):  # a torch tensor, without importing torch
         return array if array.is_cuda else array.detach().new_empty(array.shape)
     import numpy as np
@@ -974,7 +995,7 @@ def _like(array: Any) -> Any:
 
 
 def _empty(array: Any, shape: tuple[int, ...]) -> Any:
-    """A new array of the kind and dtype of `array`."""
+    """Make a new array of the kind and dtype of `array`; return a device array itself."""
     if hasattr(array, "detach"):
         return array if array.is_cuda else array.detach().new_empty(shape)
     import numpy as np
@@ -983,7 +1004,7 @@ def _empty(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _lies_on_device(array: Any) -> bool:
-    """As CuPy's arrays and Numba's; not those of Numba that are arrays of NumPy, too."""
+    """Return whether it is a device array, as CuPy's and Numba's; a NumPy array is never one."""
     import numpy as np
 
     return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
@@ -1008,9 +1029,7 @@ def _rows(counts: Sequence[int]) -> list[int]:
 def _joiner(
     array: Array, out: Array | None
 ) -> Callable[[tuple[Any, list[int]]], tuple[Array, list[int]]]:
-    """Makes the result of what the core gives: its bytes, unless there is `out`, and the rows from
-    each rank. Does not keep `array`.
-    """
+    """Return a function that makes results from the core's memory (or `out`) and rows."""
     dtype, more = _dtype(array), _shape(array)[1:]
 
     def join(given: tuple[Any, list[int]]) -> tuple[Array, list[int]]:
@@ -1021,7 +1040,6 @@ def _joiner(
 
 
 def _dtype(array: Any) -> Any:
-    """A torch.dtype of a tensor, else NumPy's."""
     dtype = getattr(array, "dtype", None)
     if dtype is None:
         import numpy as np
@@ -1031,7 +1049,6 @@ def _dtype(array: Any) -> Any:
 
 
 def _typed(memory: Any, dtype: Any, shape: Sequence[int]) -> Any:
-    """The bytes as an array: a torch tensor where `dtype` is torch's, else NumPy's."""
     if str(dtype).startswith("torch."):
         import torch
 
@@ -1040,7 +1057,7 @@ def _typed(memory: Any, dtype: Any, shape: Sequence[int]) -> Any:
 
 
 def _mpi_library(mpi: Any) -> _native.MpiLibrary:
-    """hsgd's library for the MPI of mpi4py's module."""
+    """Load hsgd's library for the MPI that mpi4py runs."""
     from hsgd import _native
     from hsgd.base import elf
 

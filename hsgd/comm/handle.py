@@ -1,8 +1,4 @@
-"""Handle: an asynchronous collective that is under way, or has ended.
-
-Owns the references that keep its communicator and its result alive. Never blocks but in wait(), and
-never stops a collective: the communicator keeps the arrays of a dropped handle until they are free.
-"""
+"""Handle: an asynchronous collective that is running or has ended."""
 
 from __future__ import annotations
 
@@ -19,21 +15,23 @@ Result = TypeVar("Result")
 
 
 class Request(Protocol):
-    """What the core, or a device, gives for a collective that was started."""
+    """A started collective of the core or a device."""
 
     def done(self) -> bool:
-        """Whether it has ended; never blocks."""
+        """Return whether it has ended; never blocks."""
 
     def wait(self, timeout_s: float) -> bool:
-        """False when it has not ended in time; negative: waits on. Raises what it ended with."""
+        """Return False if it has not ended in time; negative waits on. Raises its error."""
 
     def result(self) -> Any:
-        """What it gives, when it has succeeded."""
+        """Return the result of a collective that succeeded."""
 
 
 class Handle(Generic[Result]):
-    """What `Comm.allreduce_async` and its like return. The arrays of the call must be left alone
-    until done() is true or wait() has returned.
+    """Result of `Comm.allreduce_async` and the other `_async` methods.
+
+    The program must not use the arrays of the call until done() is true or wait() has returned. A
+    dropped handle does not stop its collective: the communicator keeps the arrays until it is done.
     """
 
     __slots__ = ("__weakref__", "_comm", "_name", "_request", "_result", "_taken")
@@ -46,7 +44,7 @@ class Handle(Generic[Result]):
         result: Callable[[Request], Result],
         name: str,
     ) -> None:
-        """result: makes what wait() returns of the request, when that has succeeded."""
+        """Keep the request; `result` makes the value of wait() from it."""
         self._comm = comm
         self._request = request
         self._result = result
@@ -54,20 +52,24 @@ class Handle(Generic[Result]):
         self._taken = []
 
     def done(self) -> bool:
-        """Whether the collective has ended, in whatever way; local, never blocks."""
+        """Return whether the collective has ended, in any way; local, never blocks."""
         return self._request.done()
 
     def wait(self, timeout: float | None = None) -> Result:
         """Wait for the collective and return its result; blocking, releases the GIL.
 
-        timeout: seconds; None waits until the collective ends, at the latest by its own deadline,
-        `config.timeout_s` after it began.
-        Returns what the blocking form of the collective returns, as often as it is asked. Raises
-        what the collective raised: PeerLost, CollectiveTimeout, SignatureMismatch; where an earlier
-        one lost a rank or passed its deadline, the same class about the same rank; HsgdError where
-        Ctrl-C broke the communicator. Raises TimeoutError, which is no CollectiveTimeout, when
-        `timeout` passes: the collective goes on. Ctrl-C ends the wait and breaks the communicator,
-        as in a blocking collective.
+        May be called again. Ctrl-C ends the wait and breaks the communicator, as in a blocking
+        collective.
+
+        Args:
+            timeout: seconds; None waits until the collective ends, at the latest by its own
+                deadline, `config.timeout_s` after it began.
+
+        Raises:
+            PeerLost, CollectiveTimeout, SignatureMismatch: from this collective. If an earlier one
+                lost a rank or passed its deadline, the same class about the same rank.
+            HsgdError: Ctrl-C broke the communicator.
+            TimeoutError: `timeout` passed, and the collective continues; no CollectiveTimeout.
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"wait: timeout is {timeout!r}; give seconds from 0, or None")
@@ -78,7 +80,7 @@ class Handle(Generic[Result]):
             )
         if not self._taken:
             self._taken.append(self._result(self._request))
-        return self._taken[0]  # also where another thread was first
+        return self._taken[0]  # the same if another thread was first
 
     def __repr__(self) -> str:
         return f"<hsgd.Handle of {self._name}, {'done' if self.done() else 'open'}>"

@@ -1,7 +1,4 @@
-"""The core's options as a Config sets them.
-
-Owns the codes of choices. Never reads the environment: Config does.
-"""
+"""Translation of a Config into the core's options."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
 
 
 def native_options(config: Config) -> _native.Options:
-    """What a communicator of this process is made with; local."""
+    """Return the core's options for a communicator of this process; local."""
     from hsgd import _native
 
     options = _native.Options()

@@ -1,7 +1,4 @@
-"""Record: what one collective spent its time on, on this rank, level by level.
-
-Owns the form in which `Comm.take_records` gives what the core noted. Never measures.
-"""
+"""Record: how one collective spent its time on this rank, level by level."""
 
 from __future__ import annotations
 
@@ -11,35 +8,33 @@ __all__ = ["Record", "Span"]
 
 
 class Span(NamedTuple):
-    """When this rank worked on something, in seconds on time.monotonic(). Steps of several levels
-    alternate: in between it did other work, or waited.
-    """
+    """Seconds of time.monotonic() for one step; steps of several levels alternate."""
 
     begin_s: float
     end_s: float
     busy_s: float
-    """Of that time."""
+    """Time of work between begin and end."""
 
     @classmethod
     def of(cls, begin_ns: int, end_ns: int, busy_ns: int) -> Span:
-        """From what the core counts in."""
+        """Convert nanoseconds to seconds."""
         return cls(begin_ns * 1e-9, end_ns * 1e-9, busy_ns * 1e-9)
 
 
 class Record(NamedTuple):
-    """One collective. A level at which this rank did nothing is None."""
+    """One collective. A level on which this rank did nothing is None."""
 
     name: str
-    """Of the call, perhaps cut; empty without one."""
+    """Name of the call, perhaps cut; empty if it has none."""
     payload_bytes: int
     call: Span
-    """All of it; what is not busy was waiting for other ranks."""
+    """The whole call; time that is not busy was spent waiting for other ranks."""
     intra_reduce: Span | None
-    """Inside the node: inputs into shared memory, and sums."""
+    """Inside the node: inputs are copied into shared memory and summed."""
     inter: Span | None
     """Between nodes, on ranks that carry data: from the first message to the last."""
     intra_gather: Span | None
-    """Inside the node: results out of shared memory."""
+    """Inside the node: results are copied out of shared memory."""
 
     @property
     def wait_s(self) -> float:

@@ -1,9 +1,4 @@
-"""Timeline: what a rank did when, as a Chrome trace that Perfetto and chrome://tracing open.
-
-Owns the form of the file and the reading of it. Never measures: others say what began and ended.
-
-Format: "Trace Event Format", complete events ("ph": "X"), times in microseconds.
-"""
+"""Timeline: one rank's events as a Chrome trace ("Trace Event Format"), which Perfetto opens."""
 
 from __future__ import annotations
 
@@ -19,26 +14,29 @@ from hsgd.errors import DataError
 __all__ = ["ROWS", "Timeline", "document", "summarize"]
 
 ROWS = ("queue", "pack", "collective", "intra reduce", "inter", "intra gather", "wait")
-"""What a rank's time goes into: an operation waits for its turn and for ranks that have not
-submitted it; gradients are copied into a bucket; the collective runs. The others are parts of it:
-inputs go into the node's shared memory and are summed up; leaders exchange sums between nodes;
-results come out of shared memory; and the rank waits for others. Steps of the levels alternate:
-"busy" says how much of an event was work."""
+"""Rows of a rank's time.
+
+"queue": an operation waits for its turn and for ranks that have not submitted it. "pack": gradients
+are copied into a bucket. "collective": it runs. The others are parts of it: "intra reduce" copies
+inputs into the node's shared memory and sums them; "inter": leaders exchange sums between nodes;
+"intra gather" copies results out of shared memory; "wait": the rank waits for others. Steps of the
+levels alternate: "busy" is the time of work in an event.
+"""
 
 
 class Timeline:
-    """Events of one rank; any thread may add. The file is written by close()."""
+    """Events of one rank; any thread may add some. close() writes the file."""
 
     def __init__(self, path: str | Path, rank: int) -> None:
         self._path = Path(path)
-        self._path.write_text("")  # a path that cannot be written is told now
+        self._path.write_text("")  # raises now if the path cannot be written
         self._rank = rank
         self._lock = threading.Lock()
         self._events: list[dict[str, Any]] = []
-        self._offset_s = time.time() - time.monotonic()  # so that files of several ranks agree
+        self._offset_s = time.time() - time.monotonic()  # makes files of several ranks agree
 
     def add(self, row: str, name: str, begin_s: float, end_s: float, **details: Any) -> None:
-        """Something took from `begin_s` to `end_s` on time.monotonic(); local."""
+        """Add an event from `begin_s` to `end_s`, in seconds of time.monotonic(); local."""
         event = {
             "ph": "X",
             "pid": self._rank,
@@ -68,16 +66,12 @@ def _meta(rank: int, row: int, what: str, **details: Any) -> dict[str, Any]:
 
 
 def summarize(paths: Iterable[str | Path]) -> str:
-    """A table of the events in files of Timeline, by rank and row, then the longest operations.
-    "busy" is the work in events that alternate with others.
-
-    Raises DataError for files that cannot be read, or hold no trace.
-    """
+    """Return a table of events by rank and row, and the longest; DataError for other files."""
     return "\n\n".join(_aligned(part) for part in _tables(paths) if len(part) > 1)
 
 
 def document(paths: Iterable[str | Path]) -> dict[str, list[dict[str, str | float | None]]]:
-    """The figures of summarize() for programs: "rows" by rank, and "collectives"; same errors."""
+    """Return the figures of summarize(): "rows" by rank, and "collectives"; same errors."""
     return {
         what: [
             {
@@ -97,7 +91,7 @@ def _value(column: str, cell: str) -> str | float | None:
 
 
 def _tables(paths: Iterable[str | Path]) -> tuple[list[list[str]], list[list[str]]]:
-    """Events by rank and row, and the longest operations; each begins with its columns."""
+    """Return events by rank and row, and the longest operations; the first lines name columns."""
     events = [event for path in paths for event in _read(Path(path))]
     sums: dict[tuple[int, str], list[float]] = {}
     busy_us: dict[tuple[int, str], float] = {}

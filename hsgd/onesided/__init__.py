@@ -1,3 +1,3 @@
-"""One-sided access: notified windows, and the parameter box."""
+"""One-sided communication: notified windows, and the parameter box."""
 
 __all__: list[str] = []

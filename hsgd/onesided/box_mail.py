@@ -1,12 +1,10 @@
-"""Mail between nodes for a ParameterBox: who has values of another node's box changed, and gets the
-new ones back.
+"""Mail between nodes for a ParameterBox: letters with changes, and replies with new values.
 
-Owns the mailboxes in the segments of a NotifiedWindow, the thread that serves them, and the form of
-letters and replies. Never decides which values belong to whom. A letter is a block of values with
-what to do with them; the reply has the values of that block after it. Each worker has a few
-mailboxes at each owner, so that letters and replies are under way in both directions at a time, and
-one for letters without values, which so wait for no others. MPI's own accumulate is ten times
-slower; the owner's thread adds up instead.
+A letter is a block of values and what to do with them; the reply has the new values of that block.
+Mailboxes lie in the segments of a NotifiedWindow; a thread of each owner serves them. Each worker
+has a few mailboxes at each owner, so that letters and replies travel in both directions at a time,
+and one for letters without values, which need not wait for the others. MPI's own accumulate is ten
+times slower than the sum in the owner's thread.
 """
 
 from __future__ import annotations
@@ -26,19 +24,17 @@ from hsgd.onesided.notified_window import NotifiedWindow
 
 __all__ = ["Letter", "Mail", "Reply"]
 
-DEPTH = 4  # letters of one worker to one owner under way
-_HEADER = 64  # bytes: eight whole numbers
-_WORDS = 960  # bytes: what an owner may say in a reply without values
-_AREA = 96 << 20  # bytes that the mailboxes of a rank may take together
-_SLICE_BYTES = 1 << 20  # a whole block: nothing here is needed so soon that small ones pay off
+DEPTH = 4  # letters in flight from one worker to one owner
+_HEADER = 64  # bytes: eight 64-bit integers
+_WORDS = 960  # bytes of the largest reply without values
+_AREA = 96 << 20  # most bytes of all mailboxes of a rank
+_SLICE_BYTES = 1 << 20  # a whole block: no letter is so urgent that smaller slices pay off
 _LOOK_S = 1.0
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Letter(NamedTuple):
-    """What an owner is asked to do with `length` values from place `at` on; it sends `returns`
-    values from `offset` on back.
-    """
+    """Request to an owner: `what` to do with `length` values from `at`, and values to return."""
 
     what: int
     offset: int = 0
@@ -51,7 +47,7 @@ class Letter(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What came of it; `stamp` grows with each reply of an owner."""
+    """Result of a letter; `stamp` grows with each reply of an owner."""
 
     failed: int
     stamp: int
@@ -64,10 +60,10 @@ Take = Callable[[Letter, Reply, Any], None]
 
 
 class _Lane:
-    """Mailboxes of one size: where they lie in every segment, and how many letters went each way.
+    """Mailboxes of one size: their place in every segment, and the letters sent to each owner.
 
-    Each rank has `depth` for the letters of each rank, and as many for the replies of each owner.
-    order: of what waits for a rank the least goes first.
+    Each rank has `depth` mailboxes for letters of each rank, and as many for replies of each owner.
+    Of waiting writes to a rank, those with the lowest `order` go first.
     """
 
     def __init__(
@@ -83,32 +79,35 @@ class _Lane:
         self.depth, self.stride, self.start, self.order = depth, stride, start, order
         self._ranks, self._first_slot = comm.size, first_slot
         self.count = depth * (comm.size + owners)
-        self.sent = [0] * owners  # letters ever, by owner
+        self.sent = [0] * owners  # letters sent so far, by owner
         self.lock = threading.Lock()
 
     def letter_slot(self, rank: int, number: int) -> int:
-        """Where an owner finds a letter."""
+        """Return the owner's slot of a letter from `rank`."""
         return self._first_slot + rank * self.depth + number % self.depth
 
     def reply_slot(self, owner: int, number: int) -> int:
-        """Where the reply to a letter comes."""
+        """Return the slot of the reply to a letter."""
         return self._first_slot + self.depth * (self._ranks + owner) + number % self.depth
 
     def place(self, slot: int) -> int:
-        """Where the mailbox of a slot begins in a segment, bytes."""
+        """Return where the mailbox of a slot begins in a segment, bytes."""
         return self.start + (slot - self._first_slot) * self.stride
 
     def sender_of(self, slot: int) -> tuple[int, int]:
-        """Who sends letters to it, and which of his letters in a round of `depth`."""
+        """Return the sender of letters to a slot, and which of its `depth` letters it holds."""
         return divmod(slot - self._first_slot, self.depth)
 
 
 class Mail:
-    """Mailboxes of all ranks; made collectively. `owners`: ranks that serve.
+    """Mailboxes of all ranks; the constructor is collective.
 
-    block_bytes: most bytes of values in a letter, as float32. serve(letter, values, out) does what
-    is asked, fills `out` and returns version and value; it runs in a thread of this object, on
-    owners only. network: of the NotifiedWindow.
+    Args:
+        owners: ranks that serve.
+        block_bytes: most bytes of values in a letter, as float32.
+        serve: serve(letter, values, out) applies a letter, fills `out` and returns version and
+            value. It runs in a thread of this object, on owners only.
+        network: as for NotifiedWindow.
     """
 
     def __init__(
@@ -137,10 +136,10 @@ class Mail:
             slice_bytes=_SLICE_BYTES,
         )
         self._memory: _Bytes = self._window.segment()
-        self._lost: set[int] = set()  # owners that are not asked any more
+        self._lost: set[int] = set()  # owners that did not answer, and get no more letters
         for owner, rank in enumerate(self._owners):
             for lane in (self._notes, self._values):
-                for number in range(lane.depth):  # their death ends a wait
+                for number in range(lane.depth):  # the death of the owner ends a wait
                     self._window.bind(lane.reply_slot(owner, number), rank)
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         for rank in self._others:
@@ -152,21 +151,21 @@ class Mail:
 
     @staticmethod
     def most_block_bytes(ranks: int, owners: int) -> int:
-        """What a letter may have, so that the mailboxes of a rank stay of a modest size."""
+        """Return the most bytes of a letter's values that keep a rank's mailboxes small enough."""
         return _AREA // (DEPTH * (ranks + owners))
 
-    # --- who asks ---
+    # --- the sender ---
 
     def send(self, owner: int, letters: Sequence[tuple[Letter, _Bytes | None]], take: Take) -> None:
-        """Send letters with their values to the owner of this number, several at a time, and give
-        each reply with its values (float32) to take(), in order; blocking.
+        """Send letters with their values to an owner, several at a time; blocking.
 
-        Raises HsgdError with what the owner says, CollectiveTimeout, PeerLost.
+        Each reply and its values (float32) go to take(), in order. `owner` is an index of `owners`.
+        Raises HsgdError with the owner's error, CollectiveTimeout or PeerLost.
         """
         self._converse(self._values, owner, letters, take)
 
     def ask(self, owner: int, letter: Letter) -> Reply:
-        """Send a letter without values, for none; blocking, but not behind send(). Raises as it."""
+        """Send a letter without values and return its reply; blocking, but not behind send()."""
         replies: list[Reply] = []
         self._converse(
             self._notes, owner, [(letter, None)], lambda _, reply, __: replies.append(reply)
@@ -193,7 +192,7 @@ class Mail:
 
     @contextlib.contextmanager
     def _giving_up(self, owner: int) -> Iterator[None]:
-        """After a letter that was not answered its mailbox may not be used again."""
+        """Refuse later letters to an owner that did not answer: its mailbox may still be in use."""
         if owner in self._lost:
             raise HsgdError(
                 f"ParameterBox: rank {self._owners[owner]} did not answer before; make a new box"
@@ -241,12 +240,10 @@ class Mail:
         whole = self._memory[begin : begin + lane.stride]
         return whole[:_HEADER].view(np.int64), whole[_HEADER:]
 
-    # --- who serves ---
+    # --- the owner ---
 
     def _run(self) -> None:
-        """Letters of a worker in the order in which they were sent: the last of a change counts it.
-        Workers take turns, but what has no values goes before what has.
-        """
+        """Serve letters: each worker's in order, workers in turn, letters without values first."""
         turns = list(range(self._comm.size))
         taken = {lane: [0] * len(turns) for lane in (self._notes, self._values)}
         stamp, replies = 0, dict[int, _Bytes]()
@@ -260,7 +257,7 @@ class Mail:
                 )
             except CollectiveTimeout as error:
                 if "not delivered" in str(error):
-                    return  # those who wait for an answer are told by their deadlines
+                    return  # those who wait for an answer fail by their deadlines
                 continue
             except HsgdError:
                 return  # closed
@@ -276,19 +273,19 @@ class Mail:
             except HsgdError:
                 if self._window.closed:
                     return
-                continue  # a worker that is gone or stands still: the others are served
-            turns.remove(worker)  # the others first, next time
+                continue  # that worker is gone or stopped: serve the others
+            turns.remove(worker)  # last in the next round
             turns.append(worker)
 
     def _answer(self, lane: _Lane, slot: int, version: int, stamp: int, whole: _Bytes) -> None:
-        """The memory of the reply is free: who sends again to this mailbox has got the last one."""
+        """Serve a letter; reply in `whole`, which is free: its sender has the previous reply."""
         header, values = self._open(lane, slot)
         letter = Letter(*(int(number) for number in header))
         out = whole[_HEADER : _HEADER + 4 * letter.returns]
         try:
             value, squares = self._serve(letter, values, out)
             reply = Reply(0, stamp, value, squares)
-        except Exception as error:  # told to who asked
+        except Exception as error:  # sent to the sender
             words = f"{type(error).__name__}: {error}".encode()[: lane.stride - _HEADER]
             out = whole[_HEADER : _HEADER + len(words)]
             out[:] = np.frombuffer(words, np.uint8)
@@ -302,16 +299,18 @@ class Mail:
     # --- the end ---
 
     def _bye_slot(self, rank: int) -> int:
-        """Where a rank says that it will ask no more."""
         return self._stop_slot + 1 + rank
 
     def close(self, *, waits: bool) -> None:
-        """End the thread and give the segments back; over MPI collective.
+        """End the thread and free the segments; over MPI collective.
 
-        waits: say goodbye to the owners, which wait for that of all ranks, and serve them until
-            then; who is lost has no more to ask. Else nobody waits for anybody, and whoever still
-            asks this rank gets PeerLost.
-        Raises CollectiveTimeout naming ranks that did not say goodbye; all is closed even so.
+        Args:
+            waits: send a goodbye to the owners, which serve until they have those of all living
+                ranks. Otherwise no rank waits, and ranks that still send letters to this one get
+                PeerLost.
+
+        Raises:
+            CollectiveTimeout: names ranks that sent no goodbye; all is closed even so.
         """
         try:
             if waits:
@@ -327,7 +326,7 @@ class Mail:
     def _say_goodbye(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             if rank != self._comm.rank:
-                with contextlib.suppress(HsgdError):  # who takes nothing waits for nothing
+                with contextlib.suppress(HsgdError):  # a rank that takes no writes does not wait
                     self._window.put_notify(None, rank, self._bye_slot(self._comm.rank), 1)
         with contextlib.suppress(HsgdError):
             self._window.drain()
@@ -356,7 +355,7 @@ class Mail:
                 quiet = [rank for rank in quiet if rank in waiting and self._knock(rank)]
 
     def _knock(self, rank: int) -> bool:
-        """Write to a rank, so that its end is noticed; True when there was no room for it."""
+        """Write to a rank, so that its end is noticed; return True if there was no room."""
         if self._window.network == "mpi" or rank in self._owners:
             return False
         try:
@@ -364,12 +363,12 @@ class Mail:
         except QueueFull:
             return True
         except HsgdError:
-            pass  # its end is noticed by the wait
+            pass  # the wait notices its end
         return False
 
 
 def _aligned(nbytes: int) -> _Bytes:
-    """Memory that begins with a cache line: values are written in whole ones."""
+    """Make an array that begins at a cache line: values are written in whole lines."""
     room = np.empty(nbytes + _HEADER, np.uint8)
     begin = -room.ctypes.data % _HEADER
     return room[begin : begin + nbytes]

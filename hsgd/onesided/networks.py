@@ -1,7 +1,4 @@
-"""What carries one-sided writes between nodes: MPI, or TCP.
-
-Owns the choice where the user leaves it open. Never opens a connection.
-"""
+"""Networks for one-sided writes between nodes: MPI, or TCP."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ Network = Literal["auto", "mpi", "sockets"]
 
 
 def check_network(what: str, network: str) -> None:
-    """Raise ValueError, in the words of `what`, where there is no such network."""
+    """Raise ValueError, which begins with `what`, if there is no such network."""
     if network not in get_args(Network):
         raise ValueError(f'{what}: network is {network!r}; give "auto", "mpi" or "sockets"')
 
@@ -28,11 +25,11 @@ def check_network(what: str, network: str) -> None:
 def choose_network(
     comm: Comm, network: Network, what: str, *, any_thread: bool = False
 ) -> ChosenNetwork:
-    """The network, with "auto" decided; collective over `comm` then, and equal on all ranks.
+    """Resolve "auto"; it is then collective over `comm`, and the result equal on all ranks.
 
-    "auto" is "mpi" where `comm` spans nodes that all have an adapter for RDMA, which MPI uses
-    without the kernel; elsewhere "sockets", which is TCP: there MPI's one-sided calls make progress
-    only while both ranks call MPI. any_thread: of MPI only with MPI_THREAD_MULTIPLE.
+    "auto" is "mpi" if `comm` spans nodes that all have an RDMA adapter, which MPI uses without the
+    kernel. Otherwise it is "sockets" (TCP), as MPI's one-sided calls then progress only while both
+    ranks call MPI. With `any_thread`, "mpi" needs MPI_THREAD_MULTIPLE.
     """
     check_network(what, network)
     if network != "auto":
@@ -49,7 +46,7 @@ def choose_network(
 
 
 def rdma_adapters(devices: Path = Path("/sys/class")) -> list[str]:
-    """Adapters of this node for RDMA with an active port; local.
+    """Return the RDMA adapters of this node with an active port; local.
 
     The kernel lists InfiniBand, RoCE, Omni-Path and EFA under `infiniband`, Slingshot under `cxi`.
     """

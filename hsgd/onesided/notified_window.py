@@ -1,8 +1,6 @@
 """NotifiedWindow: one-sided, notified writes between ranks, without collectives and barriers.
 
-Owns the Python face of segments and slots, with the vocabulary of GASPI as CaffeGPI uses it
-(arXiv:1706.00095, our reconstruction). Never decides what is sent to whom: hsgd.optim.NotifiedTree
-does.
+The vocabulary is that of GASPI as CaffeGPI uses it (arXiv:1706.00095, our reconstruction).
 """
 
 from __future__ import annotations
@@ -24,41 +22,43 @@ __all__ = ["NotifiedWindow"]
 
 
 class NotifiedWindow(Closing):
-    """A segment of memory and a row of slots on every rank, that all ranks write into; collective.
+    """Memory segments and notification slots, one set per rank, that all ranks write into.
 
-    comm: the ranks that take part. Closing it closes this.
-    segment_bytes: bytes of each rank's segment, equal on all ranks; zero at the beginning.
-    slots: notification slots of each rank, equal on all ranks. A slot has one writer.
-    queue: operations to other nodes that may be under way.
-    timeout_s: until a wait gives up, and until a write that its target does not take breaks the
-        NotifiedWindow; None is the deadline of `comm`.
-    remote_only: write over the network inside the node too; for measurements and tests.
-    network: what carries writes between nodes: "mpi"; "sockets", which is TCP between the nodes'
-        IPv4 addresses; or "auto", which is "mpi" where all nodes have an adapter for RDMA
-        (hsgd.onesided.networks) and else "sockets". `network` says what was chosen.
-    forgiving: a target that does not take a write breaks nothing. The write stays under way, its
-        buffer is in use until `done` says otherwise, and it needs its place in the queue; it is
-        dropped, and counts as done, when its target dies. That is over sockets: over MPI a flush
-        may wait for the target, whatever the deadline.
-    slice_bytes: over sockets a write goes in slices of so many bytes, 4096 to 64 MiB, of which the
-        kernel has up to four ahead of the network, but no more than 512 KiB. Large ones take less
-        of the processors' time: each is a call into the kernel on either side. In small ones what
-        is needed first (`order`) waits less for the rest.
-
-    A notification is a version number that overwrites the one before: versions of a slot start at
-    1 and must increase, and say what is there, not how often it was put.
+    The constructor is collective. A notification is a version number that overwrites the previous
+    one: versions of a slot start at 1 and must increase. They say which data is there, not how many
+    writes.
 
     Inside a node a write is done when put_notify returns. Over MPI (MPI-3 one-sided; one window,
-    one lock_all) it goes on while threads of both ranks are in methods of the NotifiedWindow, so a
-    program that computes for long lets a thread wait in one. Over sockets it goes on by itself.
-    Methods release the GIL and may be called by several threads (with MPI_THREAD_MULTIPLE); up to
-    four may wait.
+    one lock_all) it progresses while threads of both ranks are in methods of the NotifiedWindow, so
+    in a program with long computations a thread should wait in one. Over sockets it progresses by
+    itself. Methods release the GIL and may be called by several threads (with MPI_THREAD_MULTIPLE);
+    up to four may wait.
 
-    A peer of the node that died or closed its NotifiedWindow is PeerLost within a second, if the
-    slot that is waited for was given to it with `bind`; over sockets so is a peer of another node
+    If a peer of the node dies or closes its NotifiedWindow, a wait for a slot that `bind` assigned
+    to it raises PeerLost within a second. Over sockets this also holds for a peer of another node
     that this rank has written to, or that has written here. Everything else ends at the deadline
     with CollectiveTimeout. MPI's one-sided calls do not survive a death on another node: the
-    NotifiedWindow is of no use then.
+    NotifiedWindow cannot be used afterwards.
+
+    Args:
+        comm: the ranks that take part. Closing it closes this.
+        segment_bytes: bytes of each rank's segment, equal on all ranks; zero at the beginning.
+        slots: notification slots of each rank, equal on all ranks. A slot has one writer.
+        queue: most operations to other nodes in flight.
+        timeout_s: deadline of a wait, and of a write that its target does not accept, which then
+            breaks the NotifiedWindow; None is the deadline of `comm`.
+        remote_only: write over the network inside the node too; for measurements and tests.
+        network: for writes between nodes: "mpi"; "sockets", which is TCP between the nodes' IPv4
+            addresses; or "auto", which is "mpi" if all nodes have an RDMA adapter
+            (hsgd.onesided.networks) and else "sockets".
+        forgiving: a write that its target does not accept breaks nothing. It stays in flight, its
+            buffer stays in use until `done`, and it occupies its place in the queue; if its target
+            dies, it is dropped and counts as done. This holds over sockets: over MPI a flush may
+            wait for the target beyond the deadline.
+        slice_bytes: over sockets, bytes of the slices of a write, 4096 to 64 MiB. The kernel holds
+            up to four slices, at most 512 KiB, ahead of the network. Large slices cost less
+            processor time: each is a kernel call on either side. With small ones urgent writes
+            (`order`) wait less for others.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class NotifiedWindow(Closing):
 
     @property
     def network(self) -> ChosenNetwork:
-        """What carries writes between nodes."""
+        """The network for writes between nodes."""
         return self._network
 
     def segment(self, rank: int | None = None) -> Any:
-        """The bytes of a segment as a NumPy array (uint8); local.
+        """Return the bytes of a segment as a NumPy array (uint8); local.
 
-        rank: a rank of this node; None is this one. What another rank wrote is there once the
-        version that tells of it was seen. The memory outlives the NotifiedWindow.
-        Raises ValueError for ranks of other nodes, whose memory cannot be reached.
+        The rank is one of this node, by default this one; ValueError for others, whose memory
+        cannot be accessed. Another rank's write is visible once its version was seen. The memory
+        outlives the NotifiedWindow.
         """
         which = self._rank if rank is None else c_int("NotifiedWindow: rank", rank)
         memory = self._native.segment(which, self._segment_bytes)
@@ -127,13 +127,18 @@ class NotifiedWindow(Closing):
     ) -> int:
         """Write `buffer` into the segment of `target`, and then `version` into its slot; local.
 
-        buffer: C-contiguous CPU array of any supported dtype; None only notifies. It must not
-        change until `done` says so of the ticket that is returned (0 is done); it is kept alive
-        until then.
-        offset: where in the segment, bytes.
-        timeout_s: how long to wait for room in the queue, 0 not at all; None is the deadline.
-        Raises QueueFull, naming the oldest operation; ValueError for a rank, a slot, a place or a
-        version that cannot be.
+        Args:
+            buffer: C-contiguous CPU array of any supported dtype; None only notifies. It must not
+                change until `done` of the returned ticket (0 is done); it is kept alive until then.
+            target: a rank.
+            slot: of the target.
+            version: above the slot's last one.
+            offset: place in the segment, bytes.
+            timeout_s: how long to wait for room in the queue, 0 not at all; None is the deadline.
+
+        Raises:
+            QueueFull: names the oldest operation.
+            ValueError: the rank, slot, place or version is impossible.
         """
         pieces = [] if buffer is None else [(buffer, offset)]
         return self.put_list_notify(pieces, target, slot, version, timeout_s)
@@ -147,10 +152,10 @@ class NotifiedWindow(Closing):
         timeout_s: float | None = None,
         order: int = 0,
     ) -> int:
-        """Write several (buffer, offset), and then one version; as put_notify.
+        """Write several (buffer, offset) pairs, and then one version, as put_notify does.
 
-        order: over sockets, of what waits for one target the least goes first, between slices of
-        what is on its way; the same in all writes for a slot.
+        Over sockets, waiting writes to one target go by increasing `order`, also between slices of
+        a running write. It must be the same in all writes to a slot.
         """
         placed = [(buffer, natural("NotifiedWindow: offset", offset)) for buffer, offset in pieces]
         limit_s = self._limit(timeout_s)
@@ -164,14 +169,11 @@ class NotifiedWindow(Closing):
         )
 
     def done(self, ticket: int) -> bool:
-        """Whether the operation was delivered; local, not blocking."""
+        """Return whether the operation was delivered; local, not blocking."""
         return self._native.done(natural("NotifiedWindow: ticket", ticket))
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Return when all that this rank has put was delivered; local, blocking.
-
-        Raises CollectiveTimeout naming the oldest operation that was not.
-        """
+        """Wait until all writes of this rank were delivered; blocking. CollectiveTimeout."""
         self._native.drain(self._limit(timeout_s))
 
     def wait_any(
@@ -182,11 +184,10 @@ class NotifiedWindow(Closing):
     ) -> tuple[int, int]:
         """Wait until one of this rank's slots has a version above the one seen; blocking.
 
-        slots: looked at in this order. seen: the version that is known already, of all slots or of
-        each. Returns (slot, version) of the first that is later; what was written before it is in
-        the segment.
-        Raises CollectiveTimeout naming slots and their writers, and PeerLost. Nothing is broken
-        then, and the wait may be repeated.
+        Slots are checked in this order, against the version in `seen`, one for all or for each.
+        Returns (slot, version) of the first newer one; data written before it is in the segment.
+        Raises CollectiveTimeout with slots and their writers, or PeerLost; the wait may be
+        repeated.
         """
         known = [seen] * len(slots) if isinstance(seen, int) else list(seen)
         if len(known) != len(slots):
@@ -200,18 +201,15 @@ class NotifiedWindow(Closing):
         )
 
     def test(self, slot: int) -> int:
-        """The version in a slot of this rank, 0 if none; local, not blocking."""
+        """Return the version in a slot of this rank, 0 if none; local, not blocking."""
         return self._native.test(natural("NotifiedWindow: slot", slot, UINT32_MAX))
 
     def reset(self, slot: int) -> int:
-        """Make a slot of this rank 0, and return the version it had; local, not blocking.
-
-        The writer's next version still has to be above its last.
-        """
+        """Reset a slot to 0, and return its version; later versions must still increase; local."""
         return self._native.reset(natural("NotifiedWindow: slot", slot, UINT32_MAX))
 
     def bind(self, slot: int, source: int) -> None:
-        """Say that only `source` notifies this slot, for errors and the death watch; local."""
+        """Declare `source` the only writer of a slot, to notice its death; local."""
         self._native.bind(
             natural("NotifiedWindow: slot", slot, UINT32_MAX),
             c_int("NotifiedWindow: source", source),
@@ -220,15 +218,15 @@ class NotifiedWindow(Closing):
     def make_tree(
         self, layers: Sequence[_native.TreeLayer], options: _native.TreeOptions
     ) -> _native.Tree:
-        """What work() needs; local. The memory stays as long as it does."""
+        """Make the tree for work(); local. It keeps the memory alive."""
         return self._native.tree(list(layers), options)
 
     def work(self, tree: _native.Tree, update: Callable[[int, Sequence[int]], None]) -> None:
         """Sum, update and forward layers until the tree's stop slot is notified; local, blocking.
 
-        update: called here, with a version and layers, to make weights of their sums.
-        Meanwhile other threads that wait leave MPI to this one. close() ends it.
-        Raises PeerLost, CollectiveTimeout, and what `update` raises.
+        `update` is called in this thread, with a version and layers, to make weights of their sums.
+        Other threads that wait leave MPI to this one meanwhile. close() ends it. Raises PeerLost,
+        CollectiveTimeout and errors of `update`.
         """
         worker = threading.current_thread()
         self._workers.append(worker)
@@ -236,15 +234,15 @@ class NotifiedWindow(Closing):
             tree.run(update)
         finally:
             self._workers.remove(worker)
-            del tree  # an error keeps this frame, and the tree would keep the memory
+            del tree  # an error keeps this frame, and with the tree the memory
 
     def close(self, *, waits: bool = True) -> None:
-        """Give the segments back; local, but collective over MPI. A second call does nothing.
+        """Free the segments; local, but collective over MPI. A second call does nothing.
 
-        Waits for nobody inside a node; between nodes for puts under way, and over MPI for all
-        ranks, up to the deadline.
-        waits: False for a rank that leaves by an error, which waits for nobody over MPI either:
-            its segment stays until the process ends, and other ranks wait here up to the deadline.
+        Inside a node it waits for no rank; between nodes for puts in flight, and over MPI for all
+        ranks, up to the deadline. A rank that leaves by an error passes waits=False, and waits for
+        no rank over MPI either: its segment stays until the process ends, and other ranks wait here
+        up to the deadline.
         """
         self._native.end_work()
         if not waits:
@@ -256,7 +254,7 @@ class NotifiedWindow(Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """True after close()."""
         return self._native.closed()
 
     def __repr__(self) -> str:

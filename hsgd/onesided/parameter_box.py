@@ -1,7 +1,7 @@
 """ParameterBox: float32 values in shared memory that any process may read and add to at any time.
 
-Owns the Python face of the box of one node. Source: the Soft Memory Box of ShmCaffe (Ahn et al.,
-ICDCS 2018), known to us from its abstract and its users; versions and locks are ours.
+Source: the Soft Memory Box of ShmCaffe (Ahn et al., ICDCS 2018), known to us from its abstract and
+its users; versions and locks are ours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from hsgd.base.checked import UINT32_MAX, natural, whole
 from hsgd.base.closing import Closing
 from hsgd.comm.communicator import (
-    Comm,  # first, so that at the end of the program boxes are closed before
+    Comm,  # first: at the end of the program boxes close before it
 )
 from hsgd.errors import HsgdError
 from hsgd.onesided.networks import Network, check_network
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK_BYTES", "ParameterBox"]
 
-CHUNK_BYTES = 4 << 10  # a chunk, its draft and what is added fit in a first-level cache
+CHUNK_BYTES = 4 << 10  # a chunk, its draft and a delta fit into a first-level cache
 _ITEM_BYTES = 4
 _MOST_S = 1e9
 
-# Closed before the interpreter ends: each has a thread that answers at its door.
+# Closed before the interpreter ends: each has a thread that serves attaching processes.
 _open: weakref.WeakSet[ParameterBox] = weakref.WeakSet()
-_spread: set[ParameterBox] = set()  # other nodes ask these: they live until they are closed
+_spread: set[ParameterBox] = set()  # other nodes use these, so they live until they are closed
 _serials = itertools.count()
 
 
 @atexit.register
 def _close_all() -> None:
-    # In the same order on all ranks, as closing is collective between nodes; not when the program
-    # ends by an exception, of which the others shall hear at once.
+    # In the same order on all ranks, as closing is collective between nodes. Without waiting if an
+    # exception ends the program: the other ranks should learn of it at once.
     waits = getattr(sys, "last_value", None) is None
     boxes = sorted(_open, key=lambda box: box._serial)
     for box in boxes:
         if box._spread is not None:
             box._spread.leave_comm()
     for box in boxes:
-        with contextlib.suppress(HsgdError):  # its ranks may have gone; the next box has others
+        with contextlib.suppress(HsgdError):  # its ranks may be gone; the next box has others
             box._leave(waits=waits)
 
 
@@ -61,18 +61,27 @@ class ParameterBox(Closing):
     """Values of a node, found by a key; made by `create`, `attach` or `over`.
 
     Processes of the same user in the same network namespace see one box under a key. It lives in
-    memory without a file, as long as any process has it open; a process that attaches later gets it
+    memory without a file as long as any process has it open; a process that attaches later gets it
     from any of them, and nothing is left when the last one ends, however it ends.
 
-    The values are one row of float32, in chunks. A read sees each chunk as it was after some whole
-    changes, never half of one; it takes no lock. A change (write, accumulate, elastic) is exclusive
-    and whole per chunk: a process that dies in the midst of one leaves the chunks that it finished
-    changed and the others as they were, and its lock passes on. Different chunks of one read may
-    have seen different changes.
+    The values are one row of float32, in chunks. A read takes no lock, and sees each chunk after
+    whole changes, never half of one. A change (write, accumulate, elastic) is exclusive and atomic
+    per chunk: if a process dies during one, the chunks it finished are changed, the others are not,
+    and its lock passes on. Different chunks of one read may have seen different changes.
 
     All methods are local, release the GIL and may be called by several threads. They wait only for
-    the lock of a chunk, which takes microseconds unless its holder is stopped: CollectiveTimeout
-    then, after `timeout_s`, naming that process. After close() they raise HsgdError.
+    the lock of a chunk, which takes microseconds unless its holder is stopped: then they raise
+    CollectiveTimeout, after `timeout_s`, with the name of that process. After close() they raise
+    HsgdError.
+
+    On several nodes (`over`) each has a copy of the values for reads; a change goes to the nodes
+    that own the values, and the new values come back with the reply. So a rank reads its own
+    changes, and those of other nodes up to its node's last change or refresh(). Reads return the
+    version of when this rank last changed or refreshed all values; `version` is the last count that
+    this node received. close() is then collective and comes before that of the Comm: ranks that own
+    values serve the others until these have closed the box too, or are gone. A rank that leaves by
+    an exception, of a `with` block or of the program, does not wait; ranks that use its values then
+    get PeerLost.
     """
 
     _spread: SpreadBox | None = None  # on several nodes
@@ -91,14 +100,20 @@ class ParameterBox(Closing):
         chunk_bytes: int = CHUNK_BYTES,
         timeout_s: float = 60.0,
     ) -> ParameterBox:
-        """Make the box of a key; local.
+        """Make the box of a key; local. It takes the bytes of its values and of up to 64 chunks.
 
-        key: 1 to 64 characters of UTF-8, free on this node.
-        initial: the values, a C-contiguous CPU array of float32 of any shape; None is `count`
-            zeros.
-        counters: how many counters the box has. chunk_bytes: a multiple of 64.
-        The box takes the bytes of its values, and those of up to 64 chunks.
-        Raises ValueError when the key is taken, SharedMemoryError.
+        Args:
+            key: 1 to 64 characters of UTF-8, not in use on this node.
+            initial: the values, a C-contiguous CPU array of float32 of any shape; None is `count`
+                zeros.
+            count: number of values, without `initial`.
+            counters: number of counters.
+            chunk_bytes: a multiple of 64.
+            timeout_s: deadline of waits.
+
+        Raises:
+            ValueError: the key is taken.
+            SharedMemoryError: shared memory is missing.
         """
         from hsgd import _native
 
@@ -118,10 +133,9 @@ class ParameterBox(Closing):
 
     @classmethod
     def attach(cls, key: str, *, timeout_s: float = 60.0) -> ParameterBox:
-        """Open the box of a key, waiting until somebody has made it; blocking.
+        """Open the box of a key, after waiting until a process has made it; blocking.
 
-        Raises CollectiveTimeout when there is none after `timeout_s`, which is also the limit of
-        later waits.
+        Raises CollectiveTimeout if there is none after `timeout_s`, which also limits later waits.
         """
         from hsgd import _native
 
@@ -140,23 +154,25 @@ class ParameterBox(Closing):
         timeout_s: float | None = None,
         network: Network = "sockets",
     ) -> ParameterBox:
-        """One box for the ranks of a communicator, without a key of the caller's; collective.
+        """Make one box for the ranks of a communicator, under a random key; collective.
 
-        initial: as in create, of the same size on all ranks; rank 0's values count.
-        shards: of several nodes, which own the values: "node" gives each an even share, None gives
-            all to the first. Each node has a copy that reads go to; a change goes to the owners,
-            and the new values come back with the answer. So a rank reads its own changes, and those
-            of other nodes up to its node's last change or refresh(). Reads tell the version that
-            they had when this rank last changed or refreshed all values; `version` is the last
-            count that this node was told. close() is collective then, and goes before `comm` is
-            closed: ranks that own values serve the others until these have closed it, too, or are
-            gone. A rank that leaves by an exception, of a `with` block or of the program, waits for
-            nobody; who asks it then gets PeerLost.
-        timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
-        network: what carries changes between nodes, as of hsgd.NotifiedWindow: "sockets", which
-            needs IPv4 between the nodes; "mpi", which needs MPI_THREAD_MULTIPLE, and stands still
-            while a rank sits in a blocking call of MPI; or "auto".
-        Raises what create raises, on all ranks; SignatureMismatch when arguments differ.
+        On one node nothing of `comm` is used afterwards; for several nodes see ParameterBox.
+
+        Args:
+            comm: the ranks.
+            initial: as in create, of the same size on all ranks; rank 0's values count.
+            shards: which nodes own the values: "node" gives each an even share, None all to the
+                first.
+            counters: as in create.
+            chunk_bytes: as in create.
+            timeout_s: None is the deadline of `comm`.
+            network: for changes between nodes, as in hsgd.NotifiedWindow: "sockets", which needs
+                IPv4; "mpi", which needs MPI_THREAD_MULTIPLE, and stops while a rank is in a
+                blocking call of MPI; or "auto".
+
+        Raises:
+            SignatureMismatch: arguments differ.
+            Exception: errors of create, on all ranks.
         """
         from hsgd.comm.agree import agree
 
@@ -192,7 +208,7 @@ class ParameterBox(Closing):
     def _together(
         cls, comm: Comm, initial: Any, counters: int, chunk_bytes: int, timeout_s: float
     ) -> ParameterBox:
-        """A box on each node, made by its first rank and attached by the others; collective."""
+        """Make a box on each node: its first rank creates, the others attach; collective."""
         token = np.frombuffer(secrets.token_hex(16).encode(), np.uint8).copy()
         key = f"{comm.broadcast(token, name='ParameterBox').tobytes().decode()}-{comm.cross_rank}"
         box: ParameterBox | None = None
@@ -202,7 +218,7 @@ class ParameterBox(Closing):
                 box = ParameterBox.create(
                     key, initial, counters=counters, chunk_bytes=chunk_bytes, timeout_s=timeout_s
                 )
-            except Exception as error:  # of whatever kind: the others wait for the outcome
+            except Exception as error:  # of any kind: the others wait for the outcome
                 failure = error
         all_made = comm.allreduce(np.array([failure is None], np.int64), "min", name="ParameterBox")
         if failure is not None:
@@ -213,7 +229,7 @@ class ParameterBox(Closing):
             raise HsgdError("ParameterBox.over: a rank could not make the box; see what it says")
         if box is None:
             box = ParameterBox.attach(key, timeout_s=timeout_s)
-        comm.barrier()  # the first rank may close it at once
+        comm.barrier()  # the first rank may close it right away
         return box
 
     @classmethod
@@ -230,10 +246,9 @@ class ParameterBox(Closing):
         _open.add(self)
 
     def read(self, out: Any, offset: int = 0) -> int:
-        """Copy values into `out`; returns the version that it has at least.
+        """Copy values from `offset` on into `out`; return the version that they have at least.
 
-        out: C-contiguous, writable CPU array of float32, any shape. offset: of its first value.
-        Raises ValueError when the box has not as many.
+        `out` is a C-contiguous, writable CPU array of float32; ValueError if the box is too short.
         """
         at = natural("ParameterBox: offset", offset)
         if self._spread is not None:
@@ -241,17 +256,16 @@ class ParameterBox(Closing):
         return self._native.read(out, at, self._timeout_s)
 
     def write(self, values: Any, offset: int = 0) -> int:
-        """Overwrite values by `values` (as `out` of read); returns the version that this made."""
+        """Overwrite values by `values` (an array as in read); return the version of this change."""
         at = natural("ParameterBox: offset", offset)
         if self._spread is not None:
             return self._spread.write(values, at)
         return self._native.write(values, at, self._timeout_s, True)
 
     def accumulate(self, delta: Any, offset: int = 0) -> int:
-        """Add `delta`; returns the version that this made.
+        """Add `delta`; return the version of this change, which every later read sees.
 
-        delta: C-contiguous CPU array of float32, or of bfloat16 (torch), which is added in float32.
-        What was added is there for every read that begins after the return.
+        `delta` is a C-contiguous CPU array of float32, or of bfloat16 (torch), added in float32.
         """
         at = natural("ParameterBox: offset", offset)
         if self._spread is not None:
@@ -263,39 +277,40 @@ class ParameterBox(Closing):
     ) -> tuple[int, float]:
         """Move weights and values towards each other, in one pass over memory.
 
-        d = rate * (weights - values), weights -= d, and d goes into `delta`, for accumulate(); with
-        no `delta` it is added to the values in the same pass. EASGD, arXiv:1412.6651, equations 5
-        and 6.
+        d = rate * (weights - values), weights -= d, and d goes into `delta`, for accumulate();
+        without `delta` it is added to the values in the same pass. EASGD, arXiv:1412.6651,
+        equations 5 and 6. Returns the version that was read at least, and |weights - values|^2 from
+        before.
 
-        weights: C-contiguous, writable CPU arrays of float32 that lie in the box one after another
-        from the beginning. delta: as many values, float32 or bfloat16 (torch): d is rounded to it
-        before it is used, so that what the weights lose is what is pushed.
-        Returns the version that was read at least, and |weights - values|^2 from before.
+        Args:
+            weights: C-contiguous, writable CPU arrays of float32, which correspond to the values of
+                the box in order, from the first one on.
+            rate: see above.
+            delta: as many values, float32 or bfloat16 (torch): d is rounded to its dtype before it
+                is used, so that the weights lose exactly what is pushed.
         """
         if self._spread is not None:
             return self._spread.elastic(weights, rate, delta)
         return self._native.elastic(list(weights), rate, delta, self._timeout_s)
 
     def refresh(self) -> None:
-        """Have the next read see whatever was pushed before, by anybody; blocking. Nothing to do
-        inside a node, where every read does.
-        """
-        self._native.version()  # refuses when closed
+        """Make the next read see all earlier changes; blocking. In a node every read does."""
+        self._native.version()  # raises if closed
         if self._spread is not None:
             self._spread.refresh()
 
     @property
     def version(self) -> int:
-        """How many changes were finished, over all processes, as far as this node knows."""
+        """Number of finished changes, over all processes, as far as this node knows."""
         return self._native.version()
 
     @property
     def recoveries(self) -> int:
-        """How often a lock was taken from a process that had died with it."""
+        """How often a lock was taken from a process that died while it held it."""
         return self._native.recoveries()
 
     def fetch_add(self, counter: int, value: int = 1) -> int:
-        """Add to a counter, a signed 64-bit number, and return what it was before; atomic."""
+        """Add to a counter, a signed 64-bit number, and return its previous value; atomic."""
         number = natural("ParameterBox: counter", counter, UINT32_MAX)
         if self._spread is not None:
             return self._spread.fetch_add(number, value)
@@ -303,16 +318,16 @@ class ParameterBox(Closing):
 
     @property
     def counts_at_once(self) -> bool:
-        """Whether fetch_add() is a matter of this node's memory, and not of an answer."""
+        """Whether fetch_add() works in this node's memory, without a message to another node."""
         return self._spread is None or self._spread.counts_at_once
 
     def counter(self, counter: int) -> int:
-        """The number in a counter; 0 at the beginning."""
+        """Return the number in a counter; 0 at the beginning."""
         return self.fetch_add(counter, 0)
 
     @property
     def key(self) -> str:
-        """What it is found by."""
+        """The key of the box."""
         return self._key
 
     @property
@@ -327,19 +342,18 @@ class ParameterBox(Closing):
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of the values that change as a whole."""
+        """Bytes of a chunk, which changes as a whole."""
         return self._chunk_bytes
 
     @property
     def timeout_s(self) -> float:
-        """How long a wait for the lock of a chunk may take, seconds."""
+        """Deadline of a wait for the lock of a chunk, seconds."""
         return self._timeout_s
 
     def close(self, *, waits: bool = True) -> None:
-        """Let go of the box; local, but collective between nodes (see `over`). A second call does
-        nothing.
+        """Close the box; local, but collective between nodes. A second call does nothing.
 
-        waits: False for a rank that leaves by an error, and waits for no other node.
+        A rank that leaves by an error passes waits=False, and waits for no other node.
         """
         self._leave(waits=waits)
 
@@ -352,7 +366,6 @@ class ParameterBox(Closing):
         self._leave(waits=kind is None)
 
     def _leave(self, *, waits: bool) -> None:
-        """waits: for the other ranks, where one node serves another."""
         try:
             if self._spread is not None and not self.closed:
                 self._spread.close(waits=waits)
@@ -363,7 +376,7 @@ class ParameterBox(Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """True after close()."""
         return self._native.closed()
 
     def __len__(self) -> int:
@@ -380,7 +393,6 @@ def _size_of(array: Any) -> int:
 
 
 def _form_of(array: Any) -> tuple[str, int]:
-    """Return dtype and number of values of an array, a tensor, or what NumPy takes."""
     if hasattr(array, "numel"):
         return str(array.dtype).removeprefix("torch."), int(array.numel())
     taken = np.asarray(array)

@@ -1,9 +1,4 @@
-"""SpreadBox: the values of a ParameterBox over several nodes, each of which owns a part of them and
-has a copy of the others.
-
-Owns who owns what, and how a change is cut into letters. Never waits for a thread of the owner's
-program: the mail of the library serves.
-"""
+"""SpreadBox: a ParameterBox over several nodes; each owns a part, and copies the rest."""
 
 from __future__ import annotations
 
@@ -28,19 +23,17 @@ _NARROW, _FINISHES = 1, 2  # Letter.flags
 
 
 class SpreadBox:
-    """What a ParameterBox does on several nodes: its methods are those of ParameterBox.
+    """The methods of a ParameterBox, on several nodes.
 
-    Owner 0 has the counters, and counts the changes: each of them ends there. A count that was
-    known before an owner was asked for values is a version that these have: whoever is counted has
-    been at all owners. `_has` is that of all values here that other nodes own.
+    Owner 0 has the counters and counts the changes: each change reaches it last, after all other
+    owners. So values that an owner sends have at least the version that was known before the
+    request. `_has` is that version for all values of other owners in this copy.
     """
 
     def __init__(
         self, comm: Comm, box: _native.Box, shards: str | None, timeout_s: float, network: Network
     ) -> None:
-        """Serve and ask the other nodes; collective over `comm`. box: this node's, of all values.
-        Its chunks have at most chunk_bytes_over() bytes.
-        """
+        """Serve the other nodes from this node's `box` of all values; collective over `comm`."""
         owners = _owners(comm, shards)
         self._comm, self._native, self._timeout_s = comm, box, timeout_s
         self._count, self._chunk = box.count(), box.chunk_count()
@@ -54,7 +47,7 @@ class SpreadBox:
         comm.barrier()
 
     def read(self, out: Any, offset: int) -> int:
-        has = self._has  # before the values, which only grow newer
+        has = self._has  # before the values, which only get newer
         version = self._native.read(out, offset, self._timeout_s)
         return version if self._complete else has
 
@@ -87,7 +80,7 @@ class SpreadBox:
     def fetch_add(self, counter: int, value: int) -> int:
         if self._own == 0 or counter >= self._native.counters():
             return self._native.fetch_add(counter, value)
-        self._native.version()  # refuses when closed
+        self._native.version()  # raises if closed
         return self._mail.ask(0, Letter(_COUNT, counter=counter, value=value)).value
 
     @property
@@ -95,7 +88,7 @@ class SpreadBox:
         return self._own == 0
 
     def leave_comm(self) -> None:
-        """At the end of the program: others may stand in a collective, as after sys.exit() here."""
+        """Leave the communicator at the end of the program: other ranks may be in a collective."""
         self._comm.leave()
 
     def close(self, *, waits: bool) -> None:
@@ -104,11 +97,11 @@ class SpreadBox:
     # --- a change ---
 
     def _change(self, what: int, values: Any, offset: int, flags: int) -> int:
-        """Each owner's part to it; owner 0 comes last, and counts the change as a whole."""
+        """Send each owner its part; owner 0 comes last, and counts the change as a whole."""
         width = 2 if flags & _NARROW else 4
         length = values.size // width
         parts = self._parts(offset, offset + length)
-        # Where nobody else is asked, the first answer of owner 0 comes before all other values.
+        # If only owner 0 is asked, its first answer comes before all other values.
         alone = len(parts) - (self._own >= 0) == 1
         whole = (offset, length) == (0, self._count)
         has = self._count_now() if whole and (self._own == 0 or not alone) else -1
@@ -137,7 +130,7 @@ class SpreadBox:
 
             self._mail.send(owner, letters, take)
         if whole:
-            self._learn(newest if newest == has + 1 else has)  # nobody else's came between
+            self._learn(newest if newest == has + 1 else has)  # no other change came between
         return newest
 
     def _take(self, letter: Letter, reply: Reply, values: Any) -> None:
@@ -145,7 +138,6 @@ class SpreadBox:
         self._native.take_copy(values, letter.offset, reply.stamp, count, self._timeout_s)
 
     def _count_now(self) -> int:
-        """How many changes owner 0 has counted."""
         if self._own == 0:
             return self._native.version()
         count = self._mail.ask(0, Letter(_SHOW)).version
@@ -157,7 +149,6 @@ class SpreadBox:
             self._has = max(self._has, version)
 
     def _parts(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """What of a range each owner has."""
         starts = [0, *self._ends[:-1]]
         return [
             (min(max(begin, first), last), max(min(end, last), min(max(begin, first), last)))
@@ -165,7 +156,7 @@ class SpreadBox:
         ]
 
     def _cut(self, what: int, begin: int, end: int, flags: int) -> list[Letter]:
-        """Letters of up to a block; whole chunks come back, so that each has one stamp."""
+        """Cut into letters of up to a block; replies have whole chunks, so each has one stamp."""
         chunk, letters = self._chunk, []
         while begin < end:
             stop = min(end, (begin // self._block + 1) * self._block)
@@ -178,7 +169,7 @@ class SpreadBox:
     def _apply(
         self, what: int, flags: int, values: Any, at: int, *, finishes: bool, sums: Any = None
     ) -> int:
-        """`sums`: of what is added, where the new values go."""
+        """Apply a change to this node's values; `sums` gets the new values of an addition."""
         if what == _ADD:
             narrow = bool(flags & _NARROW)
             return self._native.accumulate_part(values, narrow, at, sums, self._timeout_s, finishes)
@@ -187,15 +178,16 @@ class SpreadBox:
     # --- in the thread of an owner ---
 
     def _serve(self, letter: Letter, values: Any, out: Any) -> tuple[int, int]:
-        """Tells a version that the values have, so it is looked up before them, and the number that
-        a whole change has got; owner 0 alone knows them.
+        """Serve a letter; return a version that the values have, and that of a whole change.
+
+        The first is read before the values. Only owner 0 knows these numbers; others return 0.
         """
         version = self._native.version() if self._own == 0 else 0
         if letter.what == _COUNT:
             return version, self._native.fetch_add(letter.counter, letter.value)
         made_version, new = 0, out.view(np.float32)
         finishes = bool(letter.flags & _FINISHES)
-        # The same values are asked for, unless the letter begins or ends within a chunk: one pass.
+        # One pass, unless the letter begins or ends within a chunk: the reply has the same values.
         at_once = letter.what == _ADD and letter.length == letter.returns
         if letter.what != _SHOW:
             width = 2 if letter.flags & _NARROW else 4
@@ -211,12 +203,12 @@ class SpreadBox:
 
 
 def chunk_bytes_over(comm: Comm, shards: str | None, wanted: int) -> int:
-    """Return `wanted`, or how many bytes of a chunk one letter can carry; local."""
+    """Return `wanted`, or the largest chunk that fits one letter, in bytes; local."""
     return min(wanted, Mail.most_block_bytes(comm.size, len(_owners(comm, shards))) // 64 * 64)
 
 
 def _owners(comm: Comm, shards: str | None) -> list[int]:
-    """The first rank of each node, by node, or of the first node alone."""
+    """Return the first rank of each node, by node, or that of the first node alone."""
     first: dict[int, int] = {}
     for rank, node in enumerate(comm.nodes):
         first.setdefault(node, rank)
@@ -225,13 +217,12 @@ def _owners(comm: Comm, shards: str | None) -> list[int]:
 
 
 def _shares(count: int, chunk: int, owners: int) -> list[int]:
-    """Where the values of each owner end: whole chunks, as even as can be."""
+    """Return where the values of each owner end: whole chunks, as even as possible."""
     chunks = -(-count // chunk)
     return [min(count, chunks * (owner + 1) // owners * chunk) for owner in range(owners)]
 
 
 def _bytes_of(array: Any) -> Any:
-    """The bytes of a NumPy array or a torch tensor, which are checked already."""
     if hasattr(array, "detach"):
         import torch
 

@@ -1,10 +1,10 @@
-"""Collectives as operators of torch, `torch.ops.hsgd`: torch.compile traces them, and on CPU
-tensors a compiled program hands them to the core without Python.
+"""Collectives as operators of torch, `torch.ops.hsgd`, which torch.compile traces.
 
-Owns the public functions and the numbers of communicators. An operator takes numbers, texts and
-tensors only: group(comm) gives a communicator its number. All functions but group() are collective
-over its ranks and blocking, give the bits that Comm gives, and come in the same order on all ranks:
-compile the same program on all of them. So does backward(): call it on all ranks, or on none.
+On CPU tensors a compiled program passes them to the core without Python. An operator takes only
+numbers, texts and tensors: group(comm) gives a communicator its number. All functions but group()
+are collective over its ranks and blocking, give bitwise the results of Comm, and must be called in
+the same order on all ranks: compile the same program on all of them. The same holds for backward():
+call it on all ranks, or on none.
 
     group = hsgd.operators.group(comm)
 
@@ -14,10 +14,9 @@ compile the same program on all of them. So does backward(): call it on all rank
 
 Tensors are on the CPU, of float32, float64, float16, bfloat16, int8, int32, int64 or uint8, of
 equal dtype and shape on all ranks; those that are not contiguous are copied. Errors are
-RuntimeErrors (or ValueErrors, TypeErrors for values that cannot work) with the line of the error
-that Comm raises: a lost rank, a timeout, descriptions that differ. Ctrl-C ends the wait, and the
-communicator with it: with a KeyboardInterrupt where operators go through Python, else with a
-RuntimeError.
+RuntimeErrors (or ValueErrors and TypeErrors for impossible values) with the message of the error
+that Comm raises: a lost rank, a timeout, a mismatch. Ctrl-C ends the wait and breaks the
+communicator: with a KeyboardInterrupt if operators go through Python, else with a RuntimeError.
 """
 
 from __future__ import annotations
@@ -45,10 +44,11 @@ __all__ = [
 
 
 class Group(NamedTuple):
-    """What operators take of a communicator.
+    """A communicator for operators; both fields are constants to torch.compile.
 
-    number: of the communicator in this process, by the order of calls of group(); size: its ranks.
-    Both are constants to torch.compile.
+    Attributes:
+        number: of the communicator in this process, in the order of calls of group().
+        size: number of its ranks.
     """
 
     number: int
@@ -62,8 +62,8 @@ _groups: weakref.WeakKeyDictionary[Comm, Group] = weakref.WeakKeyDictionary()
 def group(comm: Comm) -> Group:
     """Give `comm` a number for operators; local, the same for the same communicator.
 
-    Raises HsgdError where `comm` is closed. Close `comm` as ever; operators that are called later
-    raise RuntimeError. The number is a constant of compiled code.
+    Raises HsgdError if `comm` is closed. Close `comm` as usual; operators that are called later
+    raise RuntimeError.
     """
     if comm.closed:
         raise HsgdError("operators.group: this communicator is closed")
@@ -88,7 +88,7 @@ def allreduce(tensor: Tensor, group: Group, op: Op = "sum") -> Tensor:
 
 
 def allreduce_(tensor: Tensor, group: Group, op: Op = "sum") -> Tensor:
-    """allreduce() in place. Returns `tensor`. Raises ValueError where autograd records it."""
+    """Combine `tensor` in place and return it; ValueError if autograd records it."""
     _check_unrecorded("allreduce_", tensor)
     schemas.ops().allreduce_(tensor, group.number, op)
     return tensor
@@ -97,8 +97,8 @@ def allreduce_(tensor: Tensor, group: Group, op: Op = "sum") -> Tensor:
 def allgather(tensor: Tensor, group: Group) -> Tensor:
     """Join the tensors of all ranks along the first dimension, in rank order: `(size * rows, ...)`.
 
-    Unlike Comm.allgather it takes as many rows from each rank, and raises on all where they differ.
-    Differentiable: the gradient is the reduce_scatter of the ranks' gradients.
+    Unlike Comm.allgather it takes the same number of rows from each rank, and raises on all if they
+    differ. Differentiable: the gradient is the reduce_scatter of the ranks' gradients.
     """
     args = (tensor, group.size, group.number)
     result: Tensor = Allgather.apply(*args)  # type: ignore[no-untyped-call]
@@ -117,16 +117,14 @@ def reduce_scatter(tensor: Tensor, group: Group, op: Op = "sum") -> Tensor:
 
 
 def broadcast_(tensor: Tensor, group: Group, root: int = 0) -> Tensor:
-    """Overwrite `tensor` on all ranks by that of `root`. Returns `tensor`. Raises ValueError where
-    autograd records it.
-    """
+    """Overwrite `tensor` by that of `root`, and return it; ValueError if autograd records it."""
     _check_unrecorded("broadcast_", tensor)
     schemas.ops().broadcast_(tensor, root, group.number)
     return tensor
 
 
 def _check_unrecorded(what: str, tensor: Tensor) -> None:
-    """Operators in place have no gradient, and change what a backward pass may have kept."""
+    """Refuse in-place operators, which have no gradient, on tensors that autograd records."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{what}: this tensor requires grad, and the operator has none; use torch.no_grad(), "

@@ -1,8 +1,7 @@
-"""Collectives that give a new tensor, and their gradients: functions of autograd over operators.
+"""Autograd functions over the operators: collectives with a new tensor, and their gradients.
 
-Owns the shapes of results and the formulas: of the sum of all ranks' losses, as
-torch.distributed.nn.functional has them. torch.compile traces through these functions, so that a
-compiled program has the operators alone.
+Gradients are of the sum of all ranks' losses, as in torch.distributed.nn.functional. torch.compile
+traces through these functions, so a compiled program has only the operators.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def _check_linear(what: str, op: str) -> None:
 
 
 class Allreduce(torch.autograd.Function):
-    """apply(tensor, comm, op)."""
+    """Allreduce with gradient: apply(tensor, comm, op)."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, comm: int, op: str) -> Tensor:
@@ -58,7 +57,7 @@ class Allreduce(torch.autograd.Function):
 
 
 class Allgather(torch.autograd.Function):
-    """apply(tensor, size, comm)."""
+    """Allgather with gradient: apply(tensor, size, comm)."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, size: int, comm: int) -> Tensor:
@@ -72,7 +71,7 @@ class Allgather(torch.autograd.Function):
 
 
 class ReduceScatter(torch.autograd.Function):
-    """apply(tensor, size, comm, op)."""
+    """Reduce-scatter with gradient: apply(tensor, size, comm, op)."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, size: int, comm: int, op: str) -> Tensor:

@@ -1,8 +1,8 @@
-"""Who implements the operators of `torch.ops.hsgd` on CPU tensors.
+"""Kernels of the operators of `torch.ops.hsgd` on CPU tensors.
 
-Owns the choice: libhsgd_operators, which was built over torch's stable ABI and serves torch from
-2.10 on, or Python, where that library was not built or torch is older. Both describe a collective
-to the core in the same way, as ranks may have either.
+They are in libhsgd_operators, which is built over torch's stable ABI for torch 2.10 and newer, or
+in Python, without that library or with an older torch. Both describe a collective to the core in
+the same way, as ranks may have either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _comms: weakref.WeakValueDictionary[int, Comm] = weakref.WeakValueDictionary()
 
 
 def why_in_python() -> str:
-    """Why operators go through Python; "" where they need not. Local."""
+    """Return why operators go through Python; "" if they do not. Local."""
     version = torch.__version__.split("+")[0].split(".")[:2]
     if tuple(map(int, version)) < _STABLE_SINCE:
         return f"torch {torch.__version__} is older than 2.10"
@@ -45,14 +45,12 @@ def why_in_python() -> str:
 
 @functools.cache
 def load() -> Any:
-    """The library, or None where operators go through Python; local. Loading it gives torch its
-    kernels. Raises HsgdError where it does not load.
-    """
+    """Load the library with its kernels, or return None; HsgdError if it fails; local."""
     if why_in_python():
         return None
     try:
         torch.ops.load_library(str(LIBRARY))  # type: ignore[no-untyped-call]
-        library = ctypes.PyDLL(str(LIBRARY))  # no other thread closes the communicator meanwhile
+        library = ctypes.PyDLL(str(LIBRARY))  # holds the GIL: no other thread closes a comm
     except OSError as error:
         raise HsgdError(f"hsgd.operators: {error}; build hsgd again with this torch") from None
     library.hsgd_operators_keep.argtypes = [ctypes.c_int64, ctypes.c_void_p]
@@ -61,7 +59,7 @@ def load() -> Any:
 
 @functools.cache
 def _unlocked() -> Any:
-    """The library, called without the interpreter's lock: what ends a communicator may wait."""
+    """Return the library for calls without the GIL: ending a communicator may wait."""
     library = ctypes.CDLL(str(LIBRARY))
     library.hsgd_operators_forget.argtypes = [ctypes.c_int64]
     library.hsgd_operators_forget.restype = None
@@ -69,13 +67,13 @@ def _unlocked() -> Any:
 
 
 def implement(name: str) -> None:
-    """Give torch the kernel of an operator, where the library has not; local."""
+    """Register the Python kernel of an operator, unless the library has one; local."""
     if load() is None:
         torch.library.impl(f"hsgd::{name}", "CPU", _KERNELS[name])
 
 
 def keep(number: int, comm: Comm) -> None:
-    """Let operators find `comm` by its number; local."""
+    """Register `comm` under its number; local."""
     library = load()
     if library is None:
         _comms[number] = comm
@@ -84,7 +82,7 @@ def keep(number: int, comm: Comm) -> None:
 
 
 def forget(number: int) -> None:
-    """Take keep() back; local."""
+    """Undo keep(); local."""
     if load() is None:
         _comms.pop(number, None)
     else:
@@ -102,7 +100,6 @@ def _comm_of(number: int) -> Comm:
 
 
 def _put_back(dense: Tensor, tensor: Tensor) -> None:
-    """Into `tensor`, of which `dense` is itself or a copy."""
     if dense is not tensor:
         tensor.copy_(dense)
 

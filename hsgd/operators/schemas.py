@@ -1,8 +1,7 @@
-"""What torch knows of the operators of `torch.ops.hsgd`: arguments, and that they communicate.
+"""Schemas of the operators of `torch.ops.hsgd`: arguments, and that they communicate.
 
-Owns the definitions, which are made once, whoever implements them: see kernels.py. Each operator
-writes into a tensor that it is given, and is marked as one with side effects: what nobody reads is
-still sent, as another rank may read it, and a compiled program keeps the call.
+Each operator writes into a tensor that it is given and is marked as having side effects. So a
+compiled program keeps the call even if nothing reads the result: another rank may need the data.
 """
 
 from __future__ import annotations
@@ -29,14 +28,12 @@ _defined: set[str] = set()
 
 
 def ops() -> Any:
-    """torch.ops.hsgd; local."""
+    """Return torch.ops.hsgd; local."""
     return torch.ops.hsgd
 
 
 def define() -> None:
-    """Make the operators known to torch, with kernels for CPU tensors; local, a second call does
-    nothing. Raises HsgdError where the library does not load.
-    """
+    """Define the operators, with CPU kernels, once; HsgdError if the library fails; local."""
     with _lock:
         kernels.load()
         for name in _SCHEMAS.keys() - _defined:
@@ -48,4 +45,4 @@ def define() -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """Of tensors without memory."""
+    """Do nothing, for tensors without memory."""

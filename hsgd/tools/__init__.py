@@ -1,3 +1,3 @@
-"""Programs for users: the hsgd command, and what it shows of machines and jobs."""
+"""Programs for users: the hsgd command, and its reports on machines and jobs."""
 
 __all__: list[str] = []

@@ -1,3 +1,3 @@
-"""Tensors of devices in a process group: hsgd's own collectives on CUDA, and torch's backends."""
+"""Device tensors in a process group: hsgd's own collectives on CUDA, and torch's backends."""
 
 __all__: list[str] = []

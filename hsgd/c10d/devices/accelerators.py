@@ -1,8 +1,7 @@
-"""Tensors of other devices in a group like "cpu:hsgd,cuda:nccl": torch's own backends take them.
+"""Tensors of other devices in a group like "cpu:hsgd,cuda:nccl": torch's backends serve them.
 
-Owns the inner ProcessGroup that holds these backends. torch makes no further backend once it has
-got a ProcessGroup written in Python, so they are made here, by the first tensor of their device:
-a collective that all ranks call.
+torch makes no further backend once it has a ProcessGroup written in Python. So the first tensor of
+a device makes its backend here, in an inner ProcessGroup, within a collective that all ranks call.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ class Accelerators:
     def __init__(self, options: Any, backend_options: Any, members: list[int]) -> None:
         self._options, self._backend_options, self._members = options, backend_options, members
         self._group: dist.ProcessGroup | None = None
-        self._own: Any = None  # of hsgd itself, for CUDA
+        self._own: Any = None  # hsgd's own, for CUDA
         self._made: set[str] = set()
 
     def configured(self, owner: dist.ProcessGroup) -> dict[str, str]:
-        """Backend names by device type, as init_process_group or new_group was told; local."""
+        """Return the requested backend names by device type; local."""
         if owner not in dist.distributed_c10d._world.pg_backend_config:
             return {}
         text = dist.get_backend_config(owner)
@@ -37,7 +36,7 @@ class Accelerators:
         return {device: str(name) for device, name in found.items() if device != "cpu"}
 
     def group(self, owner: dist.ProcessGroup, device: torch.device) -> Any:
-        """A ProcessGroup for tensors of `device`. Raises ValueError where none was asked for."""
+        """Return the ProcessGroup for tensors of `device`; ValueError if none was requested."""
         if self.is_own(owner, device):
             return self._own_group()
         name = self.configured(owner).get(device.type)
@@ -59,7 +58,7 @@ class Accelerators:
         return self._group
 
     def is_own(self, owner: dist.ProcessGroup, device: torch.device) -> bool:
-        """Whether hsgd itself takes tensors of `device`; local."""
+        """Return whether hsgd itself handles tensors of `device`; local."""
         return device.type == "cuda" and self.configured(owner).get(device.type) == NAME
 
     def _own_group(self) -> Any:
@@ -91,12 +90,12 @@ class Accelerators:
         return plugin.creator_fn(store, rank, size, limit), kinds.CUSTOM
 
     def set_timeout(self, limit: timedelta) -> None:
-        """Pass a new time limit on to the backends that exist; local."""
+        """Set a new time limit in the backends that exist; local."""
         if self._group is not None:
             self._group.set_timeout(limit)
 
     def abort(self) -> None:
-        """Have what is under way in hsgd's own group for CUDA fail at once; local."""
+        """Make running collectives of hsgd's own CUDA group fail at once; local."""
         if self._own is not None:
             self._own.abort()
             self._own = None

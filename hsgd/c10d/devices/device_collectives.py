@@ -1,8 +1,8 @@
 """Collectives of torch.distributed on CUDA tensors, in the order of torch's streams.
 
-Owns the streams on which tensors are packed and unpacked. Nothing here waits for the device: a
-collective comes after what torch's current stream has queued, its Work has the stream that is
-current in wait() come after the result, and torch's allocator is told which stream uses a tensor.
+No call waits for the device. A collective is ordered after the work that torch's current stream has
+queued; its wait() orders the then current stream after the result; and torch's allocator learns
+which stream uses a tensor.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch import Tensor
 
 __all__ = ["DeviceCollectives", "DeviceWork"]
 
-_STREAMS = 4  # so that a collective's beginning overlaps with the end of the one before
+_STREAMS = 4  # one collective may begin before the previous one ends
 
 
 class DeviceWork(dist.Work):
-    """One collective on CUDA tensors that was queued. check: raises what one has failed with."""
+    """A queued collective on CUDA tensors; `check` raises the error of a failed one."""
 
     def __init__(
         self, tensors: list[Tensor], side: torch.cuda.Stream, check: Callable[[], None]
@@ -41,31 +41,24 @@ class DeviceWork(dist.Work):
         self._future: Any = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Have the current stream come after the result; never blocks. Raises what this or an
-        earlier collective has failed with, as far as it is known.
-        """
+        """Order the current stream after the result; never blocks. Raises known errors."""
         self._check()
         torch.cuda.current_stream(self._side.device).wait_event(self._end)
         return True
 
     def synchronize(self) -> None:
-        """wait()."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """wait()."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the device has come to the end of it; never blocks."""
         return bool(self._end.query())
 
     def is_success(self) -> bool:
-        """Whether it has ended, and no collective has failed; never blocks."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What a collective has failed with, or None; never blocks."""
         try:
             self._check()
         except HsgdError as error:
@@ -73,13 +66,10 @@ class DeviceWork(dist.Work):
         return None
 
     def result(self) -> list[Tensor]:
-        """The tensors that hold the result, in the order of streams."""
         return self._tensors
 
     def get_future(self) -> Any:
-        """A torch.futures.Future of the result tensors, done in the order of streams: its callbacks
-        run at once, on a stream that comes after the result.
-        """
+        """Return a Future whose callbacks run at once, on a stream ordered after the result."""
         if self._future is None:
             self._future = torch.futures.Future(devices=[self._side.device])
             with torch.cuda.stream(self._side):
@@ -88,9 +78,7 @@ class DeviceWork(dist.Work):
 
 
 class DeviceCollectives(Collectives):
-    """What takes CUDA tensors in a group "cpu:hsgd,cuda:hsgd"; made by the first one, collective
-    over its ranks, blocking. Arguments are those of Collectives.
-    """
+    """Collectives on CUDA tensors in "cpu:hsgd,cuda:hsgd"; collective and blocking to construct."""
 
     _device_type = "cuda"
 
@@ -98,7 +86,7 @@ class DeviceCollectives(Collectives):
         self, store: Any, name: str, rank: int, members: list[int], timeout: timedelta
     ) -> None:
         super().__init__(store, f"{name}/cuda", rank, members, timeout)
-        self._buckets = None  # they are in the device's memory
+        self._buckets = None  # gradients are in device memory
         self._comm = _DeviceSide(self._comm)
         self._sides: dict[int, Any] = {}
 
@@ -106,7 +94,6 @@ class DeviceCollectives(Collectives):
         return False
 
     def _side(self, device: torch.device) -> torch.cuda.Stream:
-        """The next stream in turn."""
         index = torch.cuda.current_device() if device.index is None else device.index
         if index not in self._sides:
             make: Any = torch.cuda.Stream
@@ -123,7 +110,7 @@ class DeviceCollectives(Collectives):
         opts: Any,
         given: Sequence[Tensor] | None = None,
     ) -> Any:
-        """Queues it, whether the call is to be blocking or not."""
+        """Queue the collective, whether or not the call is blocking."""
         used = [*tensors, *(given or ())]
         side = self._side(used[0].device)
         recorder = self._flight_recorder()
@@ -147,7 +134,7 @@ class DeviceCollectives(Collectives):
             raise in_global_ranks(error, self._board.members) from None
 
     def barrier(self, opts: Any = None) -> Any:
-        """Done when all ranks have called it and their current streams are empty; blocking."""
+        """Wait until all ranks have called this and their current streams are empty; blocking."""
         torch.cuda.current_stream().synchronize()
         self._comm.barrier()
         return DeviceWork([], torch.cuda.current_stream(), lambda: None)
@@ -168,7 +155,7 @@ class _DeviceSide:
         return self._comm.device_comm(array)
 
     def check(self) -> None:
-        """Raise what a collective has failed with."""
+        """Raise the error of a failed collective, if any."""
         self._comm.check_device()
 
     def allreduce(self, array: Tensor, op: str, out: Tensor) -> None:

@@ -1,8 +1,4 @@
-"""Messages between two ranks of CUDA tensors, which travel through host memory.
-
-Owns the copies. A message waits for what torch's current stream has queued before, and a receiver
-for the message: both block the host, as gloo's do.
-"""
+"""Messages of CUDA tensors through host memory; they block the host, as gloo's do."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ __all__ = ["DeviceMessages"]
 
 
 class _Arrival(dist.Work):
-    """A message that is to be copied up when it has come."""
+    """A message that is copied to the device after it arrived."""
 
     def __init__(self, message: Any, hosts: Sequence[Tensor], tensors: list[Tensor]) -> None:
         super().__init__()
@@ -28,7 +24,7 @@ class _Arrival(dist.Work):
         self._copied = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the message is through, and queue its copy; blocking."""
+        """Wait until the message has arrived, and queue its copy; blocking."""
         self._message.wait(timeout)
         if not self._copied:
             self._copied = True
@@ -37,15 +33,13 @@ class _Arrival(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether wait() would return at once."""
         return bool(self._message.is_completed()) and self.wait()
 
     def result(self) -> list[Tensor]:
-        """The tensor of the message."""
         return self._tensors
 
     def get_future(self) -> Any:
-        """A future that is done: waits for the message."""
+        """Wait for the message, and return a future that is done."""
         self.wait()
         future: Any = torch.futures.Future(devices=[self._tensors[0].device])
         future.set_result(self._tensors)
@@ -56,13 +50,13 @@ class _Arrival(dist.Work):
 
 
 class DeviceMessages:
-    """Of one group, over the messages of its host tensors."""
+    """Messages of one group, over those of its host tensors."""
 
     def __init__(self, messages: PointToPoint) -> None:
         self._messages = messages
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Any:
-        """Copy down, blocking, and start sending to a group rank."""
+        """Copy to the host, blocking, and start sending to a group rank."""
         hosts = [tensor.detach().to("cpu") for tensor in tensors]
         return self._messages.send(hosts, to, tag)
 
@@ -72,7 +66,7 @@ class DeviceMessages:
         return _Arrival(self._messages.recv(hosts, source, tag), hosts, tensors)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
-        """Start receiving from whoever sends first; not blocking."""
+        """Start receiving from the first rank that sends; not blocking."""
         hosts = _hosts(tensors)
         return _Arrival(self._messages.recv_anysource(hosts, tag), hosts, tensors)
 

@@ -1,4 +1,4 @@
-"""What is seen of a process group: profiles, counts of calls, torch's Flight Recorder."""
+"""Diagnostics of a process group: profiles, counts of calls, torch's Flight Recorder."""
 
 from __future__ import annotations
 

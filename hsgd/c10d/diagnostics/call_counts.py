@@ -1,7 +1,4 @@
-"""Which collectives of torch.distributed hsgd served in this process, and which it left to others.
-
-Owns the numbers of all groups, and the line that HSGD_REPORT=1 prints when the interpreter ends.
-"""
+"""Counts of torch.distributed's collectives that hsgd served in this process or left to torch."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ __all__ = ["CallCounts"]
 
 
 class CallCounts:
-    """Calls and bytes by the name of a collective; local, may be used by several threads."""
+    """Calls and bytes by the name of a collective; local, thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +21,7 @@ class CallCounts:
         self._calls: dict[tuple[bool, str], list[int]] = {}
 
     def add(self, served: bool, what: str, tensors: Iterable[torch.Tensor]) -> None:
-        """One call, hsgd's or left to torch, with the tensors that this rank puts in."""
+        """Count one call, served or left to torch, with the tensors that this rank puts in."""
         size = sum(each.numel() * each.element_size() for each in tensors)
         with self._lock:
             counts = self._calls.setdefault((served, what), [0, 0])
@@ -32,7 +29,7 @@ class CallCounts:
             counts[1] += size
 
     def line(self) -> str:
-        """What was counted, in one line."""
+        """Return the counts, on one line."""
         with self._lock:
             parts = {served: self._listed(served) for served in (True, False)}
         return f"served by hsgd: {parts[True]}; left to torch: {parts[False]}"
@@ -42,12 +39,10 @@ class CallCounts:
         return ", ".join(f"{what} {calls} calls {size} B" for what, calls, size in found) or "none"
 
     def print_at_exit(self, rank: int) -> None:
-        """Write the line to stderr when this process ends; a second call does nothing. rank: in the
-        job.
-        """
+        """Print the line on stderr, with the rank in the job, at the end of the process; once."""
         if not self._printed:
             self._printed = True
-            # Runs in children of multiprocessing, too, which know no atexit.
+            # Children of multiprocessing run this, but not atexit.
             Finalize(
                 None,
                 lambda: print(f"hsgd: rank {rank}: {self.line()}", file=sys.stderr, flush=True),

@@ -1,9 +1,9 @@
-"""torch's Flight Recorder, which keeps the last collectives of a process group for a look after a
-hang: torch 2.15 attaches it to every group, and takes entries of backends that are not its own.
+"""Entries of hsgd's collectives in torch's Flight Recorder, for analysis after a hang.
 
-Owns what it asks of a group of hsgd: a default backend, by whose name it files what it records; and
-the entries, where TORCH_FR_BUFFER_SIZE asks for them. An entry is made when a collective begins to
-run, and is retired when it has ended well: what was called behind one that hangs is not in it.
+torch 2.15 attaches the recorder to every group, and accepts entries of other backends. A group of
+hsgd needs a default backend then, whose name is in its records. TORCH_FR_BUFFER_SIZE turns entries
+on. An entry is made when a collective begins to run, and is retired when it ended well: calls
+queued behind one that hangs have no entry.
 """
 
 from __future__ import annotations
@@ -24,37 +24,33 @@ from torch import Tensor
 __all__ = ["FlightRecorder", "is_wanted", "name_backend"]
 
 _CPU = torch.device("cpu")
-# torch's own names: the first that is set says how many entries are kept.
+# torch's names: the first variable that is set has the number of entries.
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMPS = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
 
 class _NamedBackend(_distributed_c10d.Backend):
-    """Has the name, and serves no call."""
+    """A backend with a name, which serves no call."""
 
     def getBackendName(self) -> str:
-        """ "hsgd"."""
         return NAME
 
 
 class _Done(dist.Work):
-    """Of a collective that has ended; torch's recorder asks."""
+    """The work of an ended collective, for torch's recorder."""
 
     def is_completed(self) -> bool:
-        """Yes."""
         return True
 
     def is_success(self) -> bool:
-        """Yes."""
         return True
 
     def wait(self, timeout: Any = None) -> bool:
-        """At once."""
         return True
 
 
 class _RunningBackend(_NamedBackend):
-    """Runs `call`, whatever collective it is asked for: torch's hooks come before and after."""
+    """A backend that runs `call` for every collective: torch's hooks run before and after."""
 
     call: Callable[[], None]
 
@@ -77,10 +73,10 @@ def _add(group: dist.ProcessGroup, backend: _NamedBackend) -> None:
 
 
 def name_backend(group: dist.ProcessGroup) -> Any:
-    """Give a group a default backend where torch may attach its recorder to it; local.
+    """Give a group a default backend if torch may attach its recorder to it; local.
 
-    torch asks it for names and for hooks, and fails where a group has none. No call goes there. To
-    be kept as long as the group.
+    torch asks the backend for names and hooks, and fails without one; it calls no collective of it.
+    The caller must keep the result as long as the group.
     """
     if not hasattr(_distributed_c10d, "FlightRecorderHook"):
         return None
@@ -90,13 +86,13 @@ def name_backend(group: dist.ProcessGroup) -> Any:
 
 
 def is_wanted() -> bool:
-    """Whether this torch can record and its variable asks for it; local."""
+    """Return whether this torch can record and its variable asks for it; local."""
     size = next((value for name in _SIZES if (value := os.environ.get(name))), "0")
     return hasattr(_distributed_c10d, "_dump_fr_trace_file") and int(size) > 0
 
 
 class FlightRecorder:
-    """The entries of one group. members: global ranks, by group rank. Not for two calls at once."""
+    """The entries of one group; `members` are global ranks by group rank. One call at a time."""
 
     def __init__(self, group: dist.ProcessGroup, members: Sequence[int], store: Any) -> None:
         self._rank = members[group.rank()]
@@ -111,10 +107,9 @@ class FlightRecorder:
     def run(
         self, what: str, call: Callable[[], None], given: Sequence[Tensor], out: Sequence[Tensor]
     ) -> None:
-        """Execute `call`, the collective `what`, and record it; blocking.
+        """Execute `call`, the collective `what`, and record its inputs and outputs; blocking.
 
-        given: what this rank puts in. out: of the result. Writes torch's dump when a rank is lost
-        or late. Raises what `call` raises.
+        Writes torch's dump if a rank is lost or late. Raises the errors of `call`.
         """
         tensors = [*given, *out]
         if any(each.layout != torch.strided or each.device != _CPU for each in tensors):
@@ -135,7 +130,7 @@ class FlightRecorder:
 
 
 def _asked(group: Any, what: str, given: list[Tensor], out: list[Tensor]) -> None:
-    """Ask a group for the collective that hsgd calls `what`, as torch.distributed would."""
+    """Call the collective that hsgd names `what`, as torch.distributed would."""
     forms: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: group.allreduce(given),
         "all_reduce_coalesced": lambda: group.allreduce_coalesced(given),

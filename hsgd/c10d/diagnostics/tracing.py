@@ -1,8 +1,8 @@
-"""What torch.profiler sees of a process group: a range for each collective, and one for each wait.
+"""Ranges for torch.profiler: one for each collective of a process group, and one for each wait.
 
-Owns the names, as "hsgd:all_reduce" and "hsgd:all_reduce wait", after gloo's "gloo:all_reduce". The
-range of a collective begins in the thread that calls and ends where it is done; a wait is what its
-caller spends.
+Names are like "hsgd:all_reduce" and "hsgd:all_reduce wait", after gloo's "gloo:all_reduce". The
+range of a collective begins in the calling thread and ends when it is done; a wait is the time that
+the caller spends.
 """
 
 from __future__ import annotations
@@ -20,30 +20,28 @@ from hsgd.c10d import NAME
 
 __all__ = ["begin", "end", "is_on", "waiting"]
 
-is_on = _profiler_enabled  # a profiler of this thread runs; local
+is_on = _profiler_enabled  # a profiler runs in this thread; local
 _UNTRACED = contextlib.nullcontext()
 
 
 def begin(backend: str, what: str, tensors: Iterable[torch.Tensor]) -> Any:
-    """Begin the range of a collective, with the shapes of its tensors; None where no profiler of
-    this thread runs. Local.
-    """
+    """Begin a collective's range, with shapes; None if no profiler runs in this thread; local."""
     if not _profiler_enabled():
         return None
     ended: Any = torch.futures.Future()
     record = _record_function_with_args_enter(f"{backend}:{what}", *tensors)
-    # Ends the range with the profiler's state of this thread, whoever ends it.
+    # Ends the range with the profiler's state of this thread, in any thread.
     torch.ops.profiler._call_end_callbacks_on_jit_fut(record, ended)
     return ended
 
 
 def end(begun: Any) -> None:
-    """End what begin() gave, in any thread; local."""
+    """End a range of begin(), in any thread; local."""
     begun.set_result(None)
 
 
 def waiting(what: str) -> AbstractContextManager[Any]:
-    """A context that shows in a profile of this thread; costs little where there is none."""
+    """Return a context that a profile of this thread shows; cheap without a profiler."""
     if not _profiler_enabled():
         return _UNTRACED
     return record_function(f"{NAME}:{what} wait")

@@ -1,3 +1,3 @@
-"""How the ranks of a job connect: through MPI, through a store, through torchrun."""
+"""Ways to connect the ranks of a job: through MPI, a store, or torchrun."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Paths for Comm.local at which ranks meet that have another way to tell one another."""
+"""Random paths for Comm.local, for ranks that have another way to send one another the path."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["draw_meeting_path"]
 
 
 def draw_meeting_path() -> str:
-    """A "@NAME#SECRET" for Comm.local that nobody can guess; local."""
+    """Return a "@NAME#SECRET" for Comm.local that nobody can guess; local."""
     return f"@hsgd-{secrets.token_hex(16)}#{secrets.token_hex(16)}"

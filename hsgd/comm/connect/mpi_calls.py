@@ -1,8 +1,7 @@
-"""Calls of MPI that make communicators: they have no deadline of their own, and get one here.
+"""MPI calls that make communicators, with a deadline, which MPI itself does not offer.
 
-Owns the thread that makes such a call. One that is given up stays under way there, because MPI
-cannot take it back: unless it returns before, the process ends without MPI_Finalize, and makes no
-other such call.
+MPI cannot cancel such a call. If one is given up, its thread keeps running it: unless it returns,
+the process ends without MPI_Finalize and makes no other such call.
 """
 
 from __future__ import annotations
@@ -33,17 +32,21 @@ def call_within(
     late: str = _LATE,
     given_up: Callable[[], object] = lambda: None,
 ) -> Made:
-    """What `call` returns; blocking, as collective as the call is.
+    """Call `call` and return its result; blocking, and collective as `call` is.
 
-    call: one of mpi4py's that lets other threads run while it waits; a functools.partial, since
-        what it holds lives on where it is given up.
-    late: what a user is told of a call that did not return in time.
-    given_up: called where that happens, at the deadline or by Ctrl-C.
-    timeout_s: kept with MPI_THREAD_MULTIPLE, which mpi4py asks for; below that nobody else may call
-        MPI meanwhile, so this waits for as long as MPI does.
-    Raises CollectiveTimeout, PeerLost where MPI says that a rank ended, and HsgdError for what else
-    MPI fails with, or where an earlier call was given up: none of them knows the rank. What else
-    the call raises is raised here.
+    Args:
+        timeout_s: deadline with MPI_THREAD_MULTIPLE, which mpi4py requests. Below that level no
+            other thread may call MPI meanwhile, so this waits as long as MPI does.
+        what: first word of errors.
+        call: a call of mpi4py that releases the GIL while it waits; a functools.partial, because
+            its arguments must live on if it is given up. Its other errors are raised here.
+        late: words of the error about a call that did not return in time.
+        given_up: called if the call is given up, at the deadline or by Ctrl-C.
+
+    Raises:
+        CollectiveTimeout: the call did not return in time.
+        PeerLost: MPI reports that a rank ended.
+        HsgdError: MPI failed otherwise, or an earlier call was given up. No error names the rank.
     """
     from mpi4py import MPI
 
@@ -74,7 +77,7 @@ def call_within(
 
 
 def world() -> Any:
-    """MPI.COMM_WORLD; local. Raises LaunchError where it has one rank and the launcher more."""
+    """Return MPI.COMM_WORLD; local. LaunchError if MPI sees one rank of several."""
     from mpi4py import MPI
 
     vendor = " ".join(map(str, MPI.get_vendor()[:1]))
@@ -83,9 +86,7 @@ def world() -> Any:
 
 
 def communicator_of(ranks: Sequence[int], config: Config, who: str, *, late: str = _LATE) -> Any:
-    """An mpi4py communicator of these ranks of MPI.COMM_WORLD, in this order; collective over them,
-    blocking. who: of whom errors are. As call_within, and world().
-    """
+    """Make an mpi4py communicator of ranks of MPI.COMM_WORLD, in this order; as call_within()."""
     everybody = world()
     ending.watch(config.abort_after_s)
     whole = everybody.Get_group()
@@ -101,18 +102,18 @@ def communicator_of(ranks: Sequence[int], config: Config, who: str, *, late: str
             given_up=lambda: kept.append(group),
         )
     finally:
-        if not kept:  # else MPI has it still
+        if not kept:  # else MPI still uses it
             group.Free()
 
 
 def _deaths(mpi: Any) -> set[int]:
-    """Classes of errors that say that a rank ended; an MPI without ULFM has none."""
+    """Return the MPI error classes that report an ended rank; an MPI without ULFM has none."""
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
     return {getattr(mpi, name, mpi.ERR_UNKNOWN) for name in names} - {mpi.ERR_UNKNOWN}
 
 
 class _Attempt(Generic[Made]):
-    """A call in a thread of its own."""
+    """A call in its own thread."""
 
     def __init__(self, call: Callable[[], Made]) -> None:
         self._call = call
@@ -121,7 +122,7 @@ class _Attempt(Generic[Made]):
         self._raised: list[BaseException] = []
 
     def returns_within(self, timeout_s: float) -> bool:
-        """Make it; whether it has returned."""
+        """Start the call; return whether it ended within `timeout_s`."""
         try:
             threading.Thread(target=self._work, name="hsgd-mpi-call", daemon=True).start()
         except RuntimeError as error:
@@ -130,13 +131,13 @@ class _Attempt(Generic[Made]):
         return self._done.wait(timeout_s)
 
     def is_over(self) -> bool:
-        """Whether it has returned, or was never made."""
+        """Return whether the call has ended, or could not start."""
         return self._done.is_set()
 
     def result(self) -> Made:
-        """What it returned; raises what it raised. Once."""
+        """Return its result or raise its error; only once."""
         if self._raised:
-            raise self._raised.pop()  # an error keeps the frame that raises it
+            raise self._raised.pop()  # popped: an error keeps the frame that raises it
         return self._returned.pop()
 
     def _work(self) -> None:

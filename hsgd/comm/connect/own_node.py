@@ -1,8 +1,7 @@
-"""Which ranks share a node: who can connect to whose socket.
+"""Which ranks share a node, proved by connecting to one another's sockets.
 
-Owns the proof. Host names prove nothing. Sockets have abstract names, which need no file and live
-in a network namespace of one kernel; the names are random, and a process of another user that takes
-one is not believed.
+Host names prove nothing. The sockets have abstract names, which need no file and exist in one
+network namespace of one kernel. The names are random, and a socket of another user does not count.
 """
 
 from __future__ import annotations
@@ -20,21 +19,18 @@ __all__ = ["Circle", "find_nodes", "number_nodes"]
 
 
 class Circle(Protocol):
-    """Ranks that can tell one another something."""
+    """Ranks that can exchange values."""
 
     @property
     def rank(self) -> int:
-        """The own one, from 0."""
+        """The rank of this process in the circle, from 0."""
 
     def exchange(self, what: str, value: object, limit_s: float | None = None) -> list[object]:
-        """Everybody's value, by rank; collective, blocking, with a deadline. What JSON takes.
-
-        limit_s: see Board.exchange().
-        """
+        """Return every rank's JSON value, by rank; collective, blocking. See Board.exchange()."""
 
 
 def find_nodes(board: Circle, size: int) -> list[int]:
-    """The node of each rank, numbered by their first ranks; collective over the `size` ranks."""
+    """Return the node of each rank, numbered by first ranks; collective over the `size` ranks."""
     kernel = _running_kernel()
     with _listening(size) as name:
         seen: list[tuple[str, str]] = board.exchange("processes", [kernel, name])  # type: ignore[assignment]
@@ -46,15 +42,13 @@ def find_nodes(board: Circle, size: int) -> list[int]:
 
 
 def number_nodes(marks: Sequence[object]) -> list[int]:
-    """Numbers for the marks of ranks, in the order in which they first appear."""
+    """Number the marks of ranks in the order of their first appearance."""
     numbers = {mark: number for number, mark in enumerate(dict.fromkeys(marks))}
     return [numbers[mark] for mark in marks]
 
 
 def _running_kernel() -> str:
-    """Where it differs ranks share no node. What cannot be read here, as in sandboxes, the others
-    of the node cannot read either.
-    """
+    """Return the boot id, which ranks of one node share; "" if /proc cannot be read."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -62,7 +56,7 @@ def _running_kernel() -> str:
 
 @contextlib.contextmanager
 def _listening(backlog: int) -> Iterator[str]:
-    """The name of a socket that processes of this network namespace can reach, and no others."""
+    """Yield the name of a socket that only processes of this network namespace can reach."""
     name = f"hsgd-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(f"\0{name}")
@@ -76,14 +70,13 @@ def _reaches(name: str) -> bool:
         try:
             probe.connect(f"\0{name}")
         except BlockingIOError:
-            return True  # its queue is full: it is there
+            return True  # its queue is full, so it exists
         except OSError:
             return False
-        return _user_of(probe) in (os.geteuid(), 0)  # and not who took the same name elsewhere
+        return _user_of(probe) in (os.geteuid(), 0)  # not someone else who took the name
 
 
 def _user_of(connection: socket.socket) -> int:
-    """Who listens at the other end."""
     credentials = struct.Struct("3i")  # pid, uid, gid
     option = (socket.SOL_SOCKET, socket.SO_PEERCRED)
     return int(credentials.unpack(connection.getsockopt(*option, credentials.size))[1])

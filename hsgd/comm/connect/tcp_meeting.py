@@ -1,8 +1,8 @@
-"""Communicators of ranks of several nodes without MPI: shared memory inside nodes, TCP between.
+"""Communicators over several nodes without MPI: shared memory inside a node, TCP between nodes.
 
-Owns the steps: ranks find their nodes, leaders open sockets and tell where, all leaders connect,
-and then each node meets. A rank that cannot go on says so in the step that all take together, so
-that no rank waits for it. Never sends data of collectives.
+Ranks find their nodes, leaders open sockets and publish the addresses, all leaders connect, and
+then the ranks of each node connect. A rank that fails says so in the step that all take together,
+so that no rank waits for it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["meet_over_store", "meet_within"]
 
-_STEPS = ("addresses", "connections")  # what meet_on_nodes() exchanges
+_STEPS = ("addresses", "connections")  # exchanges of _meet_on_nodes()
 
 
 def meet_over_store(
     board: Board, options: _native.Options, settings: dict[str, Any], interfaces: str
 ) -> _native.Comm:
-    """A communicator of the ranks of a board; collective, blocking.
+    """Make a communicator of the ranks of a board; collective, blocking.
 
-    settings: what must be equal on all ranks.
-    Raises what the board does, ValueError for different settings or unusable interfaces, PeerLost
-    and CollectiveTimeout naming leaders that cannot be reached, SharedMemoryError.
+    Raises errors of the board, ValueError if `settings` differ between ranks or an interface cannot
+    be used, PeerLost and CollectiveTimeout with leaders that cannot be reached, SharedMemoryError.
     """
     from hsgd import _native
 
@@ -58,11 +57,12 @@ def meet_within(
     options: _native.Options,
     interfaces: str,
 ) -> _native.Comm | None:
-    """A communicator of some ranks of another one; collective over all of that, blocking.
+    """Make a communicator of some ranks of another one; collective over that one, blocking.
 
-    tell_all: gives each rank's value to all ranks of the other one. members: its ranks that this
-    rank's communicator is of, in order; none: it takes part in the steps only. own: rank, and node
-    of each rank, in the other one. Raises as meet_over_store(), on all members alike.
+    `tell_all` sends each rank's value to all ranks of the other one. `members` are its ranks that
+    form this rank's communicator, in order; if empty, this rank only takes part in the steps. `own`
+    is this rank, and the node of each rank, in the other one. Raises as meet_over_store(), on all
+    members.
     """
     from hsgd import _native
 
@@ -84,7 +84,7 @@ class _Part:
         self._tell_all, self._members, self.rank = tell_all, members, rank
 
     def exchange(self, what: str, value: Any, limit_s: float | None = None) -> list[Any]:
-        """Everybody's value, by rank; the deadline is that of the communicator's collectives."""
+        """Return every member's value, by rank; the deadline is that of the communicator."""
         rows = self._tell_all(value)
         return [rows[member] for member in self._members]
 
@@ -120,10 +120,11 @@ def _meet_on_nodes(
             addresses = b"".join(base64.b64decode(rows[rank][1]) for rank in lane)
             leader[0].connect(addresses, lane, node, options)
 
-    # All ranks know the first node's meeting: `hsgd status` names the communicator by it.
+    # All ranks know the path of the first node: `hsgd status` names the communicator by it.
     path = str(rows[0][0]).encode()
     options.comm_id = int.from_bytes(hashlib.blake2b(path, digest_size=8).digest(), "big")
-    # Leaders wait for one another that long; who waits for leaders has to hear why they gave up.
+    # Leaders wait for one another that long; ranks that wait for leaders must learn why they gave
+    # up.
     _together(circle, _STEPS[1], connect, 2 * options.timeout_s)
     comm = _native.Comm.over_tcp(
         rows[first][0], node_of_rank, nics, circle.rank, leader[0] if lane else None, options
@@ -134,7 +135,7 @@ def _meet_on_nodes(
 
 
 def _together(circle: Circle, what: str, make: Callable[[], Any], limit_s: float) -> list[Any]:
-    """What make() returns on each rank; where it fails on one, all raise. limit_s: of both."""
+    """Return make()'s result of each rank, within `limit_s`; if it fails on one, all raise."""
     failure: Exception | None = None
     row: list[Any] = ["", None, -1]
     end = time.monotonic() + limit_s
@@ -156,7 +157,6 @@ def _together(circle: Circle, what: str, make: Callable[[], Any], limit_s: float
 
 
 def _error(kind: str, text: str, rank: int) -> Exception:
-    """That of another rank, as it was raised there."""
     if kind == "ValueError":
         return ValueError(text)
     return errors.about(rank, getattr(errors, kind, HsgdError)(text))

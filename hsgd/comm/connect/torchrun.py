@@ -1,8 +1,4 @@
-"""Where the workers of torchrun meet, when they call hsgd.Comm().
-
-Owns the keys in torchrun's store. Names of sockets are random and told through the store, so that
-nobody outside the job can foretell them. Every wait has a deadline.
-"""
+"""Set-up of hsgd.Comm() under torchrun: random socket names, sent through torchrun's store."""
 
 from __future__ import annotations
 
@@ -26,10 +22,11 @@ _numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
 
 
 def meeting_point(worker: launcher_variables.Torchrun, timeout_s: float) -> str:
-    """The path for Comm.local that all workers use; collective over them, blocking.
+    """Return the path for Comm.local that all workers use; collective over them, blocking.
 
-    Raises LaunchError where torchrun's store is out of reach, CollectiveTimeout when rank 0 does
-    not come.
+    Raises:
+        LaunchError: torchrun's store cannot be reached.
+        CollectiveTimeout: rank 0 did not join.
     """
     kept, key = sealed(store(timeout_s)), next_prefix()
     if worker.rank == 0:
@@ -48,18 +45,14 @@ def meeting_point(worker: launcher_variables.Torchrun, timeout_s: float) -> str:
 
 
 def next_prefix() -> str:
-    """Of the keys of this process's next meeting: all workers have them in one order; local."""
+    """Return the key prefix of the next set-up, the same on all workers; local."""
     restarts = launcher_variables.restarts()
     return f"hsgd/comm/{restarts}/{next(_numbers[restarts])}"
 
 
 @functools.cache
 def store(timeout_s: float) -> Any:
-    """torchrun's store, where all workers meet; blocking. Kept: where rank 0 serves it, others may
-    still be reading. Raises LaunchError.
-
-    Under the agents of `hsgd run --min-np` its waits end when a rank of the world is lost.
-    """
+    """Return torchrun's store, kept as others may still read it; blocking. LaunchError."""
     if launcher_variables.agent_round() is not None:
         return agent_store.connect(timeout_s)
     from torch.distributed.rendezvous import rendezvous

@@ -1,8 +1,4 @@
-"""What is known of an array on a CUDA device: its memory, its device, and its stream.
-
-Owns the checks that come before anything is queued. Takes torch's tensors, and what has
-`__cuda_array_interface__` (CuPy, Numba). Imports neither.
-"""
+"""Checked arrays of CUDA devices: torch tensors, and `__cuda_array_interface__` (CuPy, Numba)."""
 
 from __future__ import annotations
 
@@ -21,10 +17,11 @@ _DEFAULT_STREAM = 0  # CUDA's legacy default stream
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A contiguous array of a device; it keeps what it was made of.
+    """A contiguous array of a device, with a reference to the original.
 
-    stream: the CUDA stream on which it may be used, as an integer: torch's current one of the
-    device, or the one that `__cuda_array_interface__` names.
+    Attributes:
+        stream: the CUDA stream on which it may be used, as an integer: torch's current stream of
+            the device, or the stream in `__cuda_array_interface__`.
     """
 
     array: Any
@@ -36,8 +33,9 @@ class DeviceArray:
 
     @classmethod
     def of(cls, array: Any, what: str, cuda_library: str) -> DeviceArray:
-        """`what`: the first words of errors. cuda_library: of the driver, which may be asked where
-        an array lies. Raises TypeError or ValueError for unusable arrays.
+        """Describe `array`; TypeError or ValueError, which begin with `what`, if it cannot be used.
+
+        The driver library `cuda_library` may be asked for the device of an array.
         """
         if hasattr(array, "is_cuda"):
             return cls._of_tensor(array, what)
@@ -85,7 +83,7 @@ class DeviceArray:
 
     @property
     def memory(self) -> _native.DeviceMemory:
-        """As the core takes it."""
+        """Description of the memory for the core."""
         return _native.DeviceMemory(self.address, DTYPE_CODES[self.dtype], list(self.shape))
 
     @property
@@ -116,10 +114,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int] | None, item_byt
 
 
 def empty_like(array: Any, shape: Sequence[int], what: str) -> Any:
-    """A new array of another shape on the same device, made by the library of `array`.
-
-    Raises TypeError where that is not known.
-    """
+    """Make an array of another shape on the device of `array`; TypeError for unknown libraries."""
     if hasattr(array, "is_cuda"):
         return array.detach().new_empty(tuple(shape))
     library = type(array).__module__.partition(".")[0]

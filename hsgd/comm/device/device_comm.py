@@ -1,8 +1,8 @@
 """DeviceComm: the collectives of a communicator on arrays of one CUDA device.
 
-Owns the arrays of collectives that are under way. No call waits for the device: a collective comes
-after what the stream of its array has queued before, and what is queued on that stream after wait()
-comes after the result. So a program reads results as after any operation of its stream.
+No call waits for the device. A collective is ordered after the work queued before on the stream of
+its array; work queued on that stream after wait() is ordered after the result. So a program reads
+results as after any operation of its stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _left_behind: list[Any] = []
 
 
 class DeviceRequest:
-    """A collective on device memory that was started; result: `out` or the new array."""
+    """A started collective on device memory."""
 
     __slots__ = ("_arrays", "_comm", "_result", "_work")
 
@@ -41,28 +41,24 @@ class DeviceRequest:
         self._arrays = arrays
 
     def result(self) -> Any:
-        """What the result is in; local. To be used after wait()."""
+        """Return `out` or the new array; local. Use its values only after wait()."""
         return self._result
 
     def done(self) -> bool:
-        """Whether the device has finished it; local, never blocks."""
+        """Return whether the device has finished; local, never blocks."""
         return self._work.done()
 
     def wait(self, timeout_s: float = -1.0) -> bool:
-        """Have what the array's stream queues from now on come after the result; local, never
-        blocks, and true. Raises what this or an earlier collective has failed with, as far as it
-        is known.
-        """
+        """Order later work of the array's stream after the result; local. Raises known errors."""
         self._comm.order(self._work, self._arrays)
         return True
 
 
 class DeviceComm:
-    """Collectives on arrays of device `ordinal`. Making one is collective, blocking.
+    """Collectives on arrays of device `ordinal`, over communicators of its own.
 
-    comm: what the ranks agree over; the collectives go over a communicator of their own.
-    Raises HsgdError where there is no driver, or between nodes where MPI was initialized with less
-    than MPI_THREAD_MULTIPLE.
+    The constructor is collective over `comm` and blocking. It raises HsgdError without a driver,
+    and between nodes if MPI was initialized with less than MPI_THREAD_MULTIPLE.
     """
 
     def __init__(self, comm: Comm, config: Config, ordinal: int) -> None:
@@ -75,7 +71,7 @@ class DeviceComm:
             hosts = [comm.split(0, comm.rank)]
             if layout.nccl_library and comm.cross_size > 1:
                 hosts.append(comm.split(comm.local_rank, comm.rank))
-            self._hosts = [host for host in hosts if host is not None]  # all: each gives a color
+            self._hosts = [host for host in hosts if host is not None]  # all ranks pass a color
             for host in self._hosts:
                 host.belongs_to_another()
                 undo.callback(host.close)
@@ -92,53 +88,49 @@ class DeviceComm:
             )
             undo.pop_all()
         self._lock = threading.Lock()
-        # Works that nobody has waited for on the stream of their arrays, with these, by id().
+        # By id(): works not yet waited for on the stream of their arrays, and these arrays.
         self._open: dict[int, tuple[_native.DeviceWork, Sequence[DeviceArray]]] = {}
-        self._lost: list[Sequence[DeviceArray]] = []  # of calls that failed while being queued
+        self._lost: list[Sequence[DeviceArray]] = []  # of calls that failed while they were queued
 
     @classmethod
     def beside(cls, comm: Comm, config: Config, array: Any) -> DeviceComm:
-        """One for the device of `array`."""
         return cls(comm, config, DeviceArray.of(array, "array", config.cuda_library).ordinal)
 
     def close(self) -> None:
-        """Give everything back; local, blocks until what was called is done. A second call does
-        nothing.
-        """
+        """Free everything; local, blocks until started collectives end. May be called again."""
         is_done = self._native.close()
         for host in self._hosts:
             host.close()
-        if not is_done:  # the device hangs, and may use their arrays for ever
+        if not is_done:  # the device hangs, and may use their arrays forever
             _left_behind.extend([*self._open.values(), *self._lost])
         self._open.clear()
         self._lost.clear()
 
     def leave(self) -> None:
-        """As Comm.leave; local. Collectives that have not run yet fail on the other ranks."""
+        """Leave, as Comm.leave(); local. Pending collectives fail on the other ranks."""
         for host in self._hosts:
             host.leave()
 
     def abort(self) -> None:
-        """As Comm.abort; local."""
         self._native.abort()
         for host in self._hosts:
             host.abort()
 
     def inter_bytes(self) -> int:
-        """Bytes that this rank has sent to other nodes; local."""
+        """Return the bytes that this rank sent to other nodes; local."""
         return sum(host.metrics().inter_bytes_sent for host in self._hosts)
 
     def check(self) -> None:
-        """Raise what a collective has failed with; local, never blocks."""
+        """Raise the error of a failed collective, if any; local, never blocks."""
         self._native.check()
 
     def order(self, work: _native.DeviceWork, arrays: Sequence[DeviceArray]) -> None:
-        """See DeviceRequest.wait."""
+        """Order streams after `work`; see DeviceRequest.wait."""
         self._native.check()
         later = [_current_stream(array) for array in arrays]
         for stream in dict.fromkeys(later):
             work.order(stream)
-        if later == [array.stream for array in arrays]:  # whose allocators go by these
+        if later == [array.stream for array in arrays]:  # the streams that the allocators know
             self._forget(work)
 
     def _forget(self, work: _native.DeviceWork) -> None:
@@ -146,7 +138,7 @@ class DeviceComm:
             self._open.pop(id(work), None)
 
     def _sweep(self) -> None:
-        """Forget works that are done: each call brings one, and two are looked at."""
+        """Forget up to two finished works: each call adds one."""
         with self._lock:
             oldest = list(itertools.islice(self._open.items(), 2))
         for key, (work, _) in oldest:
@@ -169,7 +161,7 @@ class DeviceComm:
         except (ValueError, TypeError):  # nothing was queued
             raise
         except BaseException:
-            self._lost.append(arrays)  # what was queued before may still use them
+            self._lost.append(arrays)  # work queued before the failure may still use them
             raise
         self._sweep()
         return DeviceRequest(self, work, arrays, result)
@@ -187,7 +179,7 @@ class DeviceComm:
             )
 
     def allreduce(self, array: Any, op: int, out: Any, name: str | None) -> DeviceRequest:
-        """op: its number."""
+        """Start an allreduce; `op` is its code."""
         source = DeviceArray.of(array, "allreduce", self._library)
         result = empty_like(array, source.shape, "allreduce") if out is None else out
         target = (
@@ -202,7 +194,7 @@ class DeviceComm:
         return self._started(start, (source, target), result, name)
 
     def broadcast(self, array: Any, root: int, name: str | None) -> DeviceRequest:
-        """In place."""
+        """Start a broadcast in place."""
         data = DeviceArray.of(array, "broadcast", self._library)
         self._pair("broadcast", data, data)
         if not 0 <= root < self._comm.size:
@@ -213,7 +205,7 @@ class DeviceComm:
     def reduce_scatter(
         self, array: Any, op: int, out: Any, rows: Sequence[int] | None, name: str | None
     ) -> DeviceRequest:
-        """rows: of each rank, or None: as even as can be."""
+        """Start a reduce_scatter with each rank's `rows`; None splits as evenly as possible."""
         what = "reduce_scatter"
         source = DeviceArray.of(array, what, self._library)
         each = self._rows(what, source, rows)
@@ -230,7 +222,7 @@ class DeviceComm:
     def allgather(
         self, array: Any, out: Any, name: str | None, rows: Sequence[int] | None = None
     ) -> DeviceRequest:
-        """rows: of each rank; None: the ranks tell one another, blocking."""
+        """Start an allgather with each rank's `rows`; None exchanges them first, blocking."""
         what = "allgather"
         source = DeviceArray.of(array, what, self._library)
         each = self._told(source.rows, what) if rows is None else list(rows)
@@ -245,9 +237,7 @@ class DeviceComm:
     def alltoall(
         self, array: Any, send_rows: Sequence[int] | None, out: Any, name: str | None
     ) -> tuple[DeviceRequest, list[int]]:
-        """send_rows: to each rank, which the ranks tell one another, blocking; None: as many to
-        each. Returns with the request the rows from each rank.
-        """
+        """Start an alltoall; exchange `send_rows` first, blocking; return received rows, too."""
         import numpy as np
 
         what = "alltoall"
@@ -312,7 +302,6 @@ class DeviceComm:
 
 
 def _current_stream(array: DeviceArray) -> int:
-    """torch's current one may be another one by now."""
     if not hasattr(array.array, "is_cuda"):
         return array.stream
     import torch

@@ -1,7 +1,4 @@
-"""Whether the ranks of a node have NCCL, and devices that it takes, so that these exchange by NCCL.
-
-Owns the choice, which is the same on all ranks: they tell one another what they have.
-"""
+"""DeviceLayout: the choice, equal on all ranks, whether devices of a node exchange data by NCCL."""
 
 from __future__ import annotations
 
@@ -19,13 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceLayout"]
 
-_NCCL = "libnccl.so.2"  # torch's own where torch is loaded
-_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # of NCCL: "1" has ranks share devices
-_CAN_SHARE = 23000  # from this version on, 2.30
+_NCCL = "libnccl.so.2"  # torch's own if torch is loaded
+_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL's variable: "1" lets ranks share devices
+_CAN_SHARE = 23000  # NCCL 2.30 or newer
 
 
 class _Told(NamedTuple):
-    """What a rank has. missing: why it has no NCCL. settings: those that all ranks must share."""
+    """Facts of one rank.
+
+    Attributes:
+        missing: why it has no NCCL.
+        settings: values that must be equal on all ranks.
+    """
 
     uuid: bytes = b""
     broken: str = ""
@@ -37,11 +39,12 @@ class _Told(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """How devices exchange.
+    """How devices exchange data.
 
-    nccl_library: of the devices of one node; "" where they exchange through host memory.
-    nccl_id: what NCCL's communicator of this node is made of.
-    reason: why not by NCCL.
+    Attributes:
+        nccl_library: NCCL for the devices of one node; "" if they exchange through host memory.
+        nccl_id: NCCL's unique id for the communicator of this node.
+        reason: why NCCL is not used.
     """
 
     nccl_library: str = ""
@@ -50,16 +53,16 @@ class DeviceLayout:
 
     @classmethod
     def agreed(cls, comm: Comm, config: Config, ordinal: int) -> DeviceLayout:
-        """Collective over `comm`, blocking. Raises ValueError where ranks have other settings."""
+        """Choose; collective over `comm`, blocking. Raises ValueError if settings differ."""
         library = _NCCL if config.nccl_library == "auto" else config.nccl_library
         uuid, broken = _attempt(lambda: _native.device_uuid(config.cuda_library, ordinal))
         version, missing = 0, "HSGD_NCCL_LIBRARY=none"
-        if library != "none":  # on all ranks: each needs it
+        if library != "none":  # on all ranks, as each needs it
             version, missing = _attempt(lambda: _native.nccl_version(library))
         settings = config.device_chunk_bytes, config.slots
         may_share = os.environ.get(_SHARING) == "1"
         mine = _Told(uuid, broken, missing, version or 0, may_share, settings)
-        # As plain tuples, which take a third of the bytes.
+        # Plain tuples take a third of the bytes.
         told = [_Told(*each) for each in comm.allgather_object(tuple(mine), "devices")]
         _raise_if_any([each.broken for each in told])
         for rank, each in enumerate(told):
@@ -76,12 +79,12 @@ class DeviceLayout:
             nccl_id, broken = _attempt(lambda: _native.new_nccl_id(library))
         ids = comm.allgather_object((nccl_id, broken), "NCCL")
         _raise_if_any([failed for _, failed in ids])
-        first = comm.nodes.index(comm.cross_rank)  # the node's first rank
+        first = comm.nodes.index(comm.cross_rank)
         return cls(library, ids[first][0])
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
-    """What it returns, or what it fails with: the other ranks wait to be told."""
+    """Return its result, or the text of its error: the other ranks wait for the outcome."""
     try:
         return call(), ""
     except HsgdError as error:
@@ -89,14 +92,12 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _raise_if_any(failures: list[str]) -> None:
-    """Raise on all ranks what one has failed with."""
     for rank, failure in enumerate(failures):
         if failure:
             raise about(rank, HsgdError(f"rank {rank}: {failure}"))
 
 
 def _why_not(nodes: list[int], told: list[_Told]) -> str:
-    """Why devices cannot exchange by NCCL; "" where they can."""
     sizes = {nodes.count(node) for node in nodes}
     if sizes == {1}:
         return "one rank per node"
@@ -115,7 +116,7 @@ def _why_not(nodes: list[int], told: list[_Told]) -> str:
 
 
 def _why_not_shared(told: list[_Told]) -> str:
-    """Why NCCL would refuse ranks that share a device; "" where it does not."""
+    """Return why NCCL refuses ranks that share a device; "" if it does not."""
     for rank, each in enumerate(told):
         if not each.may_share:
             return f" (NCCL 2.30 allows it with {_SHARING}=1, which rank {rank} has not)"

@@ -1,7 +1,7 @@
 """The agent of a node as a program: `hsgd run` starts `python -m hsgd.jobs.elastic.agent_program`.
 
-Owns its words: the options as JSON, then the command. Its input has the secret of the job as first
-line, tells it to let its ranks go, and ends with the job.
+Its arguments are the options as JSON, then the command. The first line of its input has the secret
+of the job; later lines start or stop the draining of its ranks; it ends with the job.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hsgd.jobs.stores.sealed_store import JOB_SECRET, ForeignValue, sealed
 
 __all__ = ["main", "run_agent", "words"]
 
-_ANSWER_S = 20.0  # of the store, and of nodes that were there just now
+_ANSWER_S = 20.0  # for the store, and for nodes that answered just before
 
 
 def words(options: AgentOptions) -> list[str]:
-    """The arguments of the program for these options; local."""
+    """Return the program's arguments for these options; local."""
     found = {name: value for name, value in asdict(options).items() if name != "command"}
     return [json.dumps(found), "--", *options.command]
 
@@ -35,14 +35,14 @@ def words(options: AgentOptions) -> list[str]:
 def run_agent(
     options: AgentOptions, store: Any, *, several_nodes: bool, inputs: int | None = None
 ) -> int:
-    """The exit code; blocking, in the main thread. store: of the job."""
+    """Run an agent and return its exit code; blocking, in the main thread."""
     rounds: Rounds = OneNode()
     if several_nodes:
         job = options.environment["TORCHELASTIC_RUN_ID"]
         rounds = NodeRounds(_connect(options), job, options.host, options.keep_alive_s)
     agent = NodeAgent(options, store, rounds)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and shells for what has a "&"
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and shells for jobs with "&"
             signal.signal(number, lambda number, _: agent.end(number))
     return agent.run(inputs)
 
@@ -53,7 +53,7 @@ def _connect(options: AgentOptions) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run an agent whose input is the line to the driver."""
+    """Run an agent whose input comes from the driver."""
     parser = argparse.ArgumentParser(
         prog="python -m hsgd.jobs.elastic.agent_program", description=__doc__
     )
@@ -81,4 +81,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # torch's rendezvous may keep a thread that waits
+    os._exit(code)  # torch's rendezvous may have a thread that waits

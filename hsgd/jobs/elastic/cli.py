@@ -1,7 +1,4 @@
-"""The options of `hsgd run` for elastic jobs, which are horovodrun's.
-
-Owns their meaning, and what makes no sense together. The job is elastic_job.py's.
-"""
+"""Options of `hsgd run` for elastic jobs, the same as horovodrun's."""
 
 from __future__ import annotations
 
@@ -72,17 +69,15 @@ def add_options(run: Any, rank_count: Callable[[str], int]) -> None:
 
 
 def is_asked_for(arguments: argparse.Namespace) -> bool:
-    """Whether the job is elastic; local."""
+    """Return whether the job is elastic; local."""
     return any((arguments.min_np, arguments.max_np, arguments.host_discovery_script is not None))
 
 
 def plan(
     arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]
 ) -> elastic_job.ElasticJob:
-    """The job that the options ask for; local, but for a first call of the script. Raises
-    LaunchError, MissingExtra without torch, ValueError for options that contradict each other.
-    """
-    from hsgd.jobs.elastic import elastic_job  # takes most of the time that `hsgd` needs to start
+    """Return the job, after a call of the script; LaunchError, MissingExtra, ValueError."""
+    from hsgd.jobs.elastic import elastic_job  # late: it takes most of the start-up time of `hsgd`
     from hsgd.jobs.elastic.host_discovery import HostScript
     from hsgd.jobs.elastic.node_agent import AgentOptions
 
@@ -138,7 +133,7 @@ def plan(
 
 
 def _threads(ranks_per_host: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """An even share of the cores for the threads of each rank, unless the user says."""
+    """Return an even share of the cores for the threads of each rank, unless the user chose."""
     if "OMP_NUM_THREADS" in environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(launch.cores() // max(ranks_per_host, 1), 1))}

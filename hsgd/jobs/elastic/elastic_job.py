@@ -1,8 +1,4 @@
-"""An elastic job, from the command that starts it: its store, and an agent on each host.
-
-Owns the hosts: those that a list names, or a script prints, and how soon one that was lost is tried
-again. Worlds are the agents' matter. Where all ranks run here, the agent is this process.
-"""
+"""An elastic job: its store, the hosts that it may use, and an agent on each host."""
 
 from __future__ import annotations
 
@@ -32,16 +28,21 @@ from hsgd.jobs.stores.sealed_store import JOB_SECRET, draw_job_secret, sealed
 __all__ = ["ElasticJob", "run"]
 
 _LOOK_S = 0.1
-_ASK_S = 1.0  # the script, as Horovod does
-_END_S = 15.0  # agents give their workers five
-_FIRST_PAUSE_S = 5.0  # before a lost host is tried again; twice as long each time
+_ASK_S = 1.0  # between calls of the script, as in Horovod
+_END_S = 15.0  # agents allow their workers five
+_FIRST_PAUSE_S = 5.0  # before a lost host is tried again; doubles each time
 _LONGEST_PAUSE_S = 300.0
 
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """options: of the agents; `node`, `host` and `slots` are filled in for each. hosts: at the
-    start. script: asked for the hosts of now. given: variables for ranks on other hosts.
+    """An elastic job before its start.
+
+    Attributes:
+        options: of the agents; `node`, `host` and `slots` are filled in for each.
+        hosts: those at the start.
+        script: prints the current hosts.
+        given: variables for ranks on other hosts.
     """
 
     options: AgentOptions
@@ -51,13 +52,12 @@ class ElasticJob:
 
     @property
     def is_here(self) -> bool:
-        """Whether this host is the only one there can be."""
+        """Whether no other host can take part."""
         return self.script is None and all(host.is_here for host in self.hosts.values())
 
 
 def run(job: ElasticJob) -> int:
-    """Until the job has ended; blocking, in the main thread. The exit code: 0 done, 1 it failed,
-    128 + N after a signal. Raises LaunchError."""
+    """Run the job to its end; return 0, 1 if it failed, 128 + N after signal N. LaunchError."""
     os.environ[JOB_SECRET] = draw_job_secret()  # ranks and agents of this host inherit it
     here = "127.0.0.1" if job.is_here else socket.gethostname()
     with socket.socket() as door:
@@ -85,7 +85,7 @@ def _meeting(host: str, port: int) -> dict[str, str]:
 
 @dataclass
 class _Node:
-    """A host's agent. name: of this attempt."""
+    """A host's agent; `name` is that of this attempt."""
 
     name: str
     host: Host
@@ -94,7 +94,7 @@ class _Node:
 
 
 class _Driver:
-    """Of a job on several hosts."""
+    """Driver of a job on several hosts."""
 
     def __init__(self, job: ElasticJob, store: Any) -> None:
         self._job, self._events = job, JobEvents(store)
@@ -102,7 +102,7 @@ class _Driver:
         self._nodes: dict[str, _Node] = {}
         self._lost: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
-        self._codes: list[int] = []  # of agents that came to the end of the job
+        self._codes: list[int] = []  # of agents that reached the end of the job
         self._failed = ""
         self._alone_since = time.monotonic()
         self._stop = 0
@@ -135,7 +135,7 @@ class _Driver:
         while True:
             try:
                 hosts, told = script.ask(), ""
-            except LaunchError as error:  # the hosts of before stay
+            except LaunchError as error:  # keep the previous hosts
                 if str(error) != told:
                     told = str(error)
                     _say(told)
@@ -177,7 +177,6 @@ class _Driver:
         return None
 
     def _ended(self, node: _Node, code: int) -> None:
-        """Its agent."""
         done = bool(self._codes) or self._events.finished()
         gone = node.drained and code == 0
         self._events.tell_ended(node.name, lost=not done and not gone)
@@ -213,11 +212,11 @@ class _Driver:
             given = [f"{key}={value}" for key, value in self._job.given.items()]
             words = over_ssh_with_input(host.name, ["env", *given, *words])
         process = subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0)
-        tell(process, os.environ[JOB_SECRET])  # everybody may read its words
+        tell(process, os.environ[JOB_SECRET])  # through the pipe: any user can read arguments
         self._nodes[host.name] = _Node(name, host, process)
 
     def _end(self) -> None:
-        """All agents: the end of their input tells them."""
+        """End all agents by closing their input."""
         for node in self._nodes.values():
             if node.process.stdin is not None:
                 with contextlib.suppress(OSError):

@@ -1,7 +1,4 @@
-"""Which hosts an elastic job may use now: what the user's script prints.
-
-Owns the question. The lines, "node1:4", are those of a hostfile. Never starts anything on a host.
-"""
+"""Host discovery: the user's script prints the usable hosts, as lines of a hostfile."""
 
 from __future__ import annotations
 
@@ -18,16 +15,13 @@ _LIMIT_S = 10.0
 
 
 class HostScript:
-    """A program that prints the hosts of now; asked once and again.
-
-    slots: of hosts for which it prints none.
-    """
+    """A program that prints the current hosts, with `slots` for those without a number."""
 
     def __init__(self, path: str, slots: int) -> None:
         self._path, self._slots = path, slots
 
     def ask(self) -> dict[str, Host]:
-        """Hosts by name; blocking. Raises LaunchError where it fails, or takes over 10 s."""
+        """Return the hosts by name; blocking. LaunchError if it fails, or takes over 10 s."""
         source = f"--host-discovery-script {self._path}"
         try:
             done = answer_of([self._path], _LIMIT_S)

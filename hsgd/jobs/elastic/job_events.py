@@ -1,8 +1,4 @@
-"""What agents tell one another while a world lasts, through the job's store.
-
-Owns the keys. One mark changes with every event, so that an agent that looks reads one key. Each
-agent looks for itself: nobody waits for anybody here.
-"""
+"""Events of agents in the job's store; they poll one key, which changes with every event."""
 
 from __future__ import annotations
 
@@ -24,104 +20,104 @@ _FAILED = "hsgd/agent/failed"
 
 
 class JobEvents:
-    """store: one of torch.distributed, sealed, which nothing else waits at."""
+    """Events in `store`, a sealed store of torch.distributed that no other thread waits on."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self._seen: str | None = None
 
     def changed(self) -> bool:
-        """Whether something was told since the last call; the first time always."""
+        """Return whether an event came since the last call; True at the first call."""
         seen, self._seen = self._seen, self._read(_MARK)
         return seen != self._seen
 
     def tell_broken(self, world: int, rank: int, text: str) -> None:
-        """A rank of a world was lost; -1: it is not known which. The first to tell is kept."""
+        """Publish the loss of a rank of a world; -1 if it is unknown. The first report stays."""
         if not self._store.check([broken_key(world)]):
             self._tell(broken_key(world), f"{rank} {text}")
 
     def broken(self, world: int) -> str:
-        """What was lost of a world, in words; empty: nothing."""
+        """Describe what a world has lost; empty if nothing."""
         return self._read(broken_key(world)).partition(" ")[2]
 
     def tell_late(self, world: int, rank: int) -> None:
-        """Others gave up waiting for this rank."""
+        """Publish that other ranks gave up waiting for this rank."""
         self._store.append(_late(world), f"{rank} ")
 
     def late(self, world: int) -> list[int]:
-        """The ranks that others gave up waiting for."""
+        """Return the ranks that others gave up waiting for."""
         return [int(rank) for rank in self._read(_late(world)).split()]
 
     def tell_update(self, world: int) -> None:
-        """Ranks wait to join, or want to go: form a new world when all have come to a commit."""
+        """Ask for a new world once all ranks reached a commit: ranks want to join or leave."""
         self._tell(_update(world), "1")
 
     def update(self, world: int) -> bool:
-        """Whether one is to be formed."""
+        """Return whether a new world was asked for."""
         return bool(self._store.check([_update(world)]))
 
     def tell_begun(self) -> int:
-        """A world has begun; how many have."""
+        """Publish that a world has begun; return how many have."""
         return int(self._store.add(_BEGUN, 1))
 
     def begun(self) -> bool:
-        """Whether one has."""
+        """Return whether a world has begun."""
         return bool(self._store.check([_BEGUN]))
 
     def tell_seated(self, node: str) -> None:
-        """Ranks of this node are in a world."""
+        """Publish that ranks of this node are in a world."""
         self._store.append(_SEATED, f"{node} ")
 
     def seated(self) -> set[str]:
-        """The nodes of which ranks were ever in a world."""
+        """Return the nodes with ranks that were ever in a world."""
         return set(self._read(_SEATED).split())
 
     def tell_left(self, world: int) -> None:
-        """A rank has left a world: so are the others to."""
+        """Publish that a rank has left a world, so that the others leave it too."""
         self._tell(_left(world), "1")
 
     def left(self, world: int) -> bool:
-        """Whether one has."""
+        """Return whether a rank has left the world."""
         return bool(self._store.check([_left(world)]))
 
     def tell_held(self) -> None:
-        """A rank has the state of the training."""
+        """Publish that a rank has the state of the training."""
         self._store.set(_HELD, "1")
 
     def held(self) -> bool:
-        """Whether one ever had it."""
+        """Return whether any rank ever had the state."""
         return bool(self._store.check([_HELD]))
 
     def tell_finished(self) -> None:
-        """A rank has come to the end of the training."""
+        """Publish that a rank has finished the training."""
         self._tell(_FINISHED, "1")
 
     def finished(self) -> bool:
-        """Whether one has."""
+        """Return whether a rank has finished."""
         return bool(self._store.check([_FINISHED]))
 
     def tell_failed(self, text: str) -> None:
-        """The job cannot go on; the first to tell is kept."""
+        """Publish that the job cannot continue; the first report stays."""
         if not self._store.check([_FAILED]):
             self._tell(_FAILED, text)
 
     def failed(self) -> str:
-        """Why the job cannot go on; empty: it can."""
+        """Return why the job cannot continue; empty if it can."""
         return self._read(_FAILED)
 
     def tell_ended(self, node: str, *, lost: bool) -> None:
-        """The agent of a node has ended. lost: before its time, and its ranks with it."""
+        """Publish the end of a node's agent; `lost` if it was early, and its ranks are lost too."""
         self._store.append(_ENDED, f"{node} ")
         if lost:
             self._store.append(_LOST, f"{node} ")
             self._mark()
 
     def ended(self) -> set[str]:
-        """The nodes whose agent has ended."""
+        """Return the nodes whose agent has ended."""
         return set(self._read(_ENDED).split())
 
     def lost(self) -> set[str]:
-        """The nodes whose agent has ended before its time."""
+        """Return the nodes whose agent has ended early."""
         return set(self._read(_LOST).split())
 
     def _read(self, key: str) -> str:
@@ -132,7 +128,7 @@ class JobEvents:
         self._mark()
 
     def _mark(self) -> None:
-        """Two at a time may: the later one stays, and nobody has seen it."""
+        """Change the mark; of two at a time the later one stays, and no agent has seen it."""
         self._store.set(_MARK, secrets.token_hex(8))
 
 

@@ -1,9 +1,4 @@
-"""The agent of a node: keeps its workers in worlds, from the start of the job to its end.
-
-Owns the loop, and what follows from each event. Workers are slots.py's, nodes node_rounds.py's, the
-order of ranks world_order.py's. A round forms in a thread, so that ends of workers are heard of
-meanwhile. Never waits without looking.
-"""
+"""The agent of a node: keeps its workers in worlds, from the start of the job to its end."""
 
 from __future__ import annotations
 
@@ -29,21 +24,24 @@ from hsgd.jobs.stores.sealed_store import ForeignValue
 
 __all__ = ["AgentOptions", "NodeAgent"]
 
-_LOOK_S = 0.2  # between looks at what other agents say
-_ASK_S = 1.0  # the rendezvous, whose answer has all nodes in it
-_END_S = 5.0  # for workers that are told to end
-_LEAVE_S = 1.5  # for those that hear of a broken world by themselves
-_ABORT_S = 1.0  # for those that are told of it, and may have waited for the late one
+_LOOK_S = 0.2  # between polls of other agents' events
+_ASK_S = 1.0  # between polls of the rendezvous, whose answer lists all nodes
+_END_S = 5.0  # for workers that were asked to end
+_LEAVE_S = 1.5  # for workers that notice a broken world themselves
+_ABORT_S = 1.0  # for workers that got this message and may wait for a late rank
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """Of a job, the same on all nodes, but for `node`, `host` and `slots`.
+    """Options of a job, the same on all nodes, except `node`, `host` and `slots`.
 
-    ranks: that the first world waits for, `start_s` at most. grace_s: for ranks of a broken world
-    to leave it. limit_s: for `min_ranks` to be there again. keep_alive_s: of nodes, between them.
-    most_resets: worlds after the first; None: any number.
+    Attributes:
+        ranks: number that the first world waits for, `start_s` at most.
+        grace_s: time for ranks of a broken world to leave it.
+        limit_s: time until `min_ranks` must be there again.
+        keep_alive_s: between keep-alives of nodes.
+        most_resets: worlds after the first; None is any number.
     """
 
     command: tuple[str, ...]
@@ -62,7 +60,7 @@ class AgentOptions:
 
 
 class NodeAgent:
-    """store: a TCPStore of its own. rounds: form the worlds' nodes."""
+    """The agent of a node; `store` is a TCPStore of its own, `rounds` forms the worlds' nodes."""
 
     def __init__(self, options: AgentOptions, store: Any, rounds: Rounds) -> None:
         self._options, self._rounds = options, rounds
@@ -76,9 +74,9 @@ class NodeAgent:
         self._world = 0
         self._nodes: list[str] = []
         self._broken_s: float | None = None  # since when
-        self._short_s: float | None = time.monotonic()  # of ranks
+        self._short_s: float | None = time.monotonic()  # since when too few ranks
         self._update = False
-        self._can_go = False  # others are enough
+        self._can_go = False  # the others are enough
         self._is_seated = False
         self._finished = False
         self._failures: list[str] = []  # of ranks of this world
@@ -87,22 +85,25 @@ class NodeAgent:
         self._stop = 0
         self._drained = False
         self._next_look_s = self._next_ask_s = 0.0
-        self._members: list[str] = []  # nodes of the world, without ranks too
+        self._members: list[str] = []  # nodes of the world, also those without ranks
         self._left_s: float | None = None  # since when ranks leave it
         self._told_broken_s: float | None = None
         self._candidates: dict[int, Worker] = {}
 
     def end(self, number: int) -> None:
-        """End all workers, and the agent, as after this signal; from a signal handler."""
+        """End all workers and the agent, as after this signal; from a signal handler."""
         self._stop = number
         os.write(self._woken, b"e")
 
     def run(self, inputs: int | None = None) -> int:
-        """Until the job is over here; blocking, in the main thread. The exit code: 0 done, 1 the
-        job failed, 128 + N after a signal.
+        """Run until the job is over here; blocking, in the main thread.
 
-        inputs: a descriptor whose end ends the agent, and where it is told to "drain", to let its
-        workers go at a commit, and then perhaps that they "stay".
+        Args:
+            inputs: a descriptor whose end ends the agent. The word "drain" makes it release its
+                workers at a commit; "stay" revokes that.
+
+        Returns:
+            The exit code: 0 done, 1 the job failed, 128 + N after signal N.
         """
         if inputs is not None:
             self._selector.register(inputs, selectors.EVENT_READ)
@@ -117,14 +118,14 @@ class NodeAgent:
                 if code is not None:
                     return code
         except ForeignValue as error:
-            with contextlib.suppress(RuntimeError):  # which it may be that cannot be told there
+            with contextlib.suppress(RuntimeError):  # the store may hold the foreign value
                 self._events.tell_failed(str(error))
             self._say(f"error: {error}")
             return 1
         except LaunchError as error:
             self._give_up(str(error))
             return 1
-        except RuntimeError as error:  # torch's word for a store that is gone
+        except RuntimeError as error:  # torch's error for a store that is gone
             self._say(f"error: the job's store cannot be reached: {str(error).splitlines()[0]}")
             return 1
         finally:
@@ -160,7 +161,6 @@ class NodeAgent:
                 self._selector.unregister(worker.line)
 
     def _told(self, worker: Worker, message: Mapping[str, Any]) -> None:
-        """By a worker."""
         if "held" in message:
             worker.held = max(worker.held, message["held"])
             self._events.tell_held()
@@ -179,7 +179,6 @@ class NodeAgent:
                 self._broke(message["late"], message["text"])
 
     def _ended(self, worker: Worker) -> None:
-        """Its process."""
         was, rank = worker.standing, worker.rank
         code = self._take_leave(worker)
         if self._failed or self._stop:
@@ -203,7 +202,6 @@ class NodeAgent:
             self._say(text)
 
     def _broke(self, rank: int, text: str) -> None:
-        """This world."""
         if self._broken_s is None:
             self._broken_s = time.monotonic()
             self._events.tell_broken(self._world, rank, text)
@@ -219,7 +217,6 @@ class NodeAgent:
             worker.tell_update()
 
     def _look(self) -> None:
-        """At what other agents say, and at the time."""
         now = time.monotonic()
         if now < self._next_look_s:
             return
@@ -260,7 +257,7 @@ class NodeAgent:
             self._left_s = time.monotonic()
 
     def _look_at_nodes(self, now: float) -> None:
-        """Whether nodes wait to join: one agent of a world asks, in a thread."""
+        """Check whether nodes wait to join: one agent of a world asks, in a thread."""
         if self._forming is not None or self._world == 0 or self._update:
             return
         if self._others_wait is None and now >= self._next_ask_s:
@@ -274,7 +271,7 @@ class NodeAgent:
             self._others_wait = None
 
     def _end_late(self, now: float, since_s: float) -> None:
-        """Ranks that do not leave a world which is broken, or which others leave."""
+        """Kill ranks that do not leave a broken world, or one that others leave."""
         there = [
             worker
             for worker in self._slots.standing(Standing.IN_WORLD, Standing.LEFT)
@@ -282,7 +279,7 @@ class NodeAgent:
         ]
         late: list[int] = []
         if there and self._broken_s is not None and since_s > _LEAVE_S:
-            if self._told_broken_s is None:  # what waits in it would wait for its deadline
+            if self._told_broken_s is None:  # its waiting calls would last until their deadlines
                 self._told_broken_s = now
                 for worker in there:
                     worker.tell_broken()
@@ -297,7 +294,7 @@ class NodeAgent:
     # --- worlds ---
 
     def _form(self) -> None:
-        """Begin to form the next world where it is time, or take the one that has formed."""
+        """Begin to form the next world if it is time, or enter the one that has formed."""
         if self._forming is not None:
             if self._forming.done():
                 number, rows, index = self._forming.result()
@@ -305,7 +302,7 @@ class NodeAgent:
                 self._enter(number, rows, index)
         elif self._is_time() and not self._failed and not self._stop:
             if self._others_wait is not None and not self._others_wait.done():
-                return  # one after the other
+                return  # one at a time
             ready = self._slots.standing(Standing.READY)
             self._candidates = {worker.slot: worker for worker in ready}
             candidates = tuple(worker.candidate() for worker in ready)
@@ -335,7 +332,6 @@ class NodeAgent:
         return bool(self._survivors()) or not self._is_finished()
 
     def _enter(self, number: int, rows: Sequence[NodeRow], index: int) -> None:
-        """A world, or wait for more ranks."""
         before_s = self._broken_s
         self._world, self._left_s = number, None
         self._nodes = self._members = [row.node for row in rows]
@@ -343,7 +339,7 @@ class NodeAgent:
         self._broken_s, self._update, self._others_wait = None, False, None
         self._told_broken_s = None
         if self._is_finished() and all(one.rank < 0 for row in rows for one in row.candidates):
-            return  # the others have come to the end meanwhile
+            return  # the others have finished meanwhile
         if lost_state(rows):
             self._failures = failures
             self._fail("no rank is left that had the state of the training")
@@ -366,14 +362,13 @@ class NodeAgent:
             more = bool(self._slots.standing(Standing.READY)) and size < self._options.max_ranks
         if self._drained and not seats[index] and size >= needed:
             self._end_workers(self._slots.workers)
-        elif more and not self._drained:  # they came while this world formed
+        elif more and not self._drained:  # ready since this world began to form
             self._ask_for_update()
         self._look_at_events()  # others may have entered it before
 
     def _give(
         self, number: int, seats: Sequence[Any], index: int, size: int, broken_s: float | None
     ) -> None:
-        """Ranks their places."""
         if seats[index] and not self._is_seated:
             self._is_seated = True
             self._events.tell_seated(self._options.node)
@@ -408,15 +403,13 @@ class NodeAgent:
     # --- the end ---
 
     def _survivors(self) -> list[Worker]:
-        """Ranks of a world that wait for the next one."""
         return [worker for worker in self._slots.standing(Standing.READY) if worker.world]
 
     def _is_finished(self) -> bool:
-        """Whether a rank of the job has come to the end of the training."""
         return self._finished or self._events.finished()
 
     def _over(self) -> int | None:
-        """The agent's exit code when the job is over here."""
+        """Return the agent's exit code if the job is over here, else None."""
         if self._stop:
             return 128 + self._stop
         if self._failed:
@@ -437,7 +430,7 @@ class NodeAgent:
         return None
 
     def _give_up(self, text: str) -> None:
-        """This node, where the job goes on without it; else the job."""
+        """Give up this node, if the job continues without it, else the job."""
         others = set(self._nodes) - {self._options.node}
         if self._events.begun() and (others or self._world == 0):
             self._say(f"error: {text}")
@@ -453,7 +446,7 @@ class NodeAgent:
             self._say(f"error: {text}{reasons}")
 
     def _end_workers(self, workers: Sequence[Worker]) -> None:
-        """Politely, then not."""
+        """End workers by SIGTERM, and after a pause by SIGKILL."""
         self._slots.signal(workers, signal.SIGTERM)
         self._slots.signal(workers, signal.SIGCONT)
         end = time.monotonic() + _END_S
@@ -466,7 +459,7 @@ class NodeAgent:
             self._take_leave(worker)
 
     def _take_leave(self, worker: Worker) -> int:
-        """Of a worker that has ended, or is made to; its exit code."""
+        """Release a worker that has ended, or end it; return its exit code."""
         for end in (worker.line, worker.ending):
             if end in self._selector.get_map():
                 self._selector.unregister(end)
@@ -483,7 +476,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _in_thread(function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-    """Call it in a thread that nothing waits for at the end of the process."""
+    """Call a function in a thread that the end of the process does not wait for."""
     future: Future[Result] = Future()
 
     def call() -> None:

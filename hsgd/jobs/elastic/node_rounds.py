@@ -1,9 +1,8 @@
-"""Which nodes form the next world: torch's rendezvous, in which each node's agent takes part once.
+"""Rounds of nodes for the next world, by torch's rendezvous between the agents of all nodes.
 
-Owns the choice of the engine, its times, and the rows that agents exchange. torch's handler knows
-who is left (keep-alives), who waits to join, and that all left the old round before a new one
-begins, which takes seconds: where nobody joins, the nodes of the last round that are left meet
-without it. Never knows of ranks. A job that can only ever have one node needs none of it.
+torch's handler knows which nodes are left (keep-alives) and which wait to join, and lets a round
+begin only after all have left the old one, which takes seconds. So if no node joins, the nodes left
+of the last round form the next one without it. A job that can only have one node needs none of it.
 """
 
 from __future__ import annotations
@@ -20,25 +19,24 @@ from hsgd.jobs.stores.sealed_store import ForeignValue, sealed
 
 __all__ = ["NodeRounds", "OneNode", "Rounds"]
 
-_KEEP_ALIVES = 4  # that a node may miss
-_JOIN_S = 10**7  # until the others come to a commit
+_KEEP_ALIVES = 4  # keep-alives that a node may miss
+_JOIN_S = 10**7  # until the others reach a commit
 _LAST_CALL_S = 1  # for nodes that come a little later
-_ROWS_S = 5.0  # to write a row; a node that does not was lost just then
-_AGAIN_S = 2.0  # for the nodes of the last round to come again
+_ROWS_S = 5.0  # to write a row; a node that does not is lost
+_AGAIN_S = 2.0  # for the nodes of the last round to return
 _LOOK_S = 0.05
 _ANEW = "anew"
 _ROUNDS = "hsgd/agent/rounds"
 
 
 class Rounds(Protocol):
-    """What forms rounds of nodes."""
+    """Interface that forms rounds of nodes."""
 
     def next(self, row: NodeRow) -> tuple[int, list[NodeRow], int]:
-        """The number of the new round, from 1, the rows of its nodes and the index of the own one;
-        collective over the agents that are left, blocking."""
+        """Return number (from 1), rows and own index of the next round; collective, blocking."""
 
     def others_wait(self) -> bool:
-        """Whether nodes wait to join; local."""
+        """Return whether nodes wait to join; local."""
 
 
 class OneNode:
@@ -58,8 +56,10 @@ class OneNode:
 class NodeRounds:
     """Rounds over torch.distributed's c10d rendezvous.
 
-    store: a TCPStore of this object alone. job: names the job. keep_alive_s: whole seconds between
-    those of a node; each writes the names of all.
+    Args:
+        store: a TCPStore of this object alone.
+        job: name of the job.
+        keep_alive_s: whole seconds between keep-alives of a node; each writes the names of all.
     """
 
     def __init__(self, store: Any, job: str, host: str, keep_alive_s: int) -> None:
@@ -88,7 +88,7 @@ class NodeRounds:
         )
         self._late = (DistStoreError, RendezvousTimeoutError, KeyError)
         self._error: type[Exception] = RendezvousError
-        # torch unpickles what it reads there: sealed, it is of an agent of this job.
+        # torch unpickles values from there: the seal proves that an agent of this job wrote them.
         own = self._numbers = self._store = sealed(store)
         self._events = JobEvents(own)
         self._members: list[str] = []
@@ -101,7 +101,7 @@ class NodeRounds:
 
     def next(self, row: NodeRow) -> tuple[int, list[NodeRow], int]:
         found = self._again(row)
-        # A node that stood still may read a round that the others made without it.
+        # A node that was stopped may read a round that the others formed without it.
         while found is None or all(other.node != row.node for other in found[1]):
             found = self._anew(row)
         number, rows = found
@@ -115,9 +115,7 @@ class NodeRounds:
             raise _in_one_line(error) from None
 
     def _anew(self, row: NodeRow) -> tuple[int, list[NodeRow]] | None:
-        """By torch's rendezvous. None where a node was lost meanwhile, on all that are left alike:
-        rank 0 tells.
-        """
+        """Form a round by torch's rendezvous; None, on all agents left, if a node was lost."""
         try:
             info = self._handler.next_rendezvous()
         except self._late:
@@ -138,9 +136,10 @@ class NodeRounds:
         return numbers[0], [row_from(found) for found in rows]
 
     def _again(self, row: NodeRow) -> tuple[int, list[NodeRow]] | None:
-        """With the nodes of the last round that are left, where all come soon and nobody waits to
-        join: without the seconds of a rendezvous. All read one decision, which the first to know
-        writes: the round, or "anew".
+        """Form a round of the nodes left of the last one, without the seconds of a rendezvous.
+
+        This works if all come soon and no node waits to join. All read one decision: the round, or
+        "anew". The first agent that can decide writes it.
         """
         if not self._members:
             return None
@@ -161,7 +160,7 @@ class NodeRounds:
         return number, [row_from(found) for found in rows]
 
     def _decide(self, decision: str, keys: list[str]) -> None:
-        """Where it can be: by the first of those that are left."""
+        """Write the decision, if possible; called by the first node that is left."""
         if self.others_wait():
             self._store.compare_set(decision, "", _ANEW)
         elif self._store.check(keys):
@@ -170,21 +169,18 @@ class NodeRounds:
             self._store.compare_set(decision, "", told)
 
     def _left(self) -> list[str]:
-        """The members of the last round whose agents have not ended."""
         ended = self._events.ended()
         return [node for node in self._members if node not in ended]
 
 
 def _in_one_line(error: Exception) -> RuntimeError:
-    """What went wrong in torch's rendezvous."""
+    """Return the cause of an error in torch's rendezvous."""
     cause = error.__cause__
     return cause if isinstance(cause, ForeignValue) else RuntimeError(str(error))
 
 
 def _repeat_address(info: Any) -> None:
-    """What new nodes wait for in next_rendezvous(): a handler tells it in its first round only
-    (torch 2.13).
-    """
+    """Publish the address for new nodes, as torch's handler does only in its first round."""
     address = getattr(info, "bootstrap_store_info", None)
     if address is not None:
         info.store.set(address.MASTER_ADDR_KEY, address.master_addr)

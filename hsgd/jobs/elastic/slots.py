@@ -1,8 +1,4 @@
-"""The places for workers on a node: which are empty, and when a new worker may take one.
-
-Owns the workers and the patience with those that fail again and again. Never decides what becomes
-of a world.
-"""
+"""Slots: the places for workers on a node; workers that fail restart ever later."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ __all__ = ["Slots"]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_MOST_FAILURES = 5  # one after another, before a worker had the state of the training
+_MOST_FAILURES = 5  # in a row, before a worker had the state of the training
 
 
 @dataclass
@@ -27,7 +23,7 @@ class _Slot:
 
 
 class Slots:
-    """count: of the node. command, environment: of each worker."""
+    """The `count` slots of a node, and the command and environment of each worker."""
 
     def __init__(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._slots = [_Slot() for _ in range(count)]
@@ -35,11 +31,11 @@ class Slots:
 
     @property
     def workers(self) -> list[Worker]:
-        """Those whose processes run."""
+        """Workers with a running process."""
         return [slot.worker for slot in self._slots if slot.worker is not None]
 
     def standing(self, *standings: Standing) -> list[Worker]:
-        """Those that stand there."""
+        """Return the workers with one of these standings."""
         return [worker for worker in self.workers if worker.standing in standings]
 
     @property
@@ -48,8 +44,7 @@ class Slots:
         return not self.workers and all(slot.failures >= _MOST_FAILURES for slot in self._slots)
 
     def fill(self) -> list[Worker]:
-        """Start a worker in each empty slot that may have one, and return them; local. Raises
-        LaunchError."""
+        """Start a worker in each usable empty slot, and return them; local. Raises LaunchError."""
         now, started = time.monotonic(), []
         for number, slot in enumerate(self._slots):
             usable = slot.failures < _MOST_FAILURES and now >= slot.not_before
@@ -59,7 +54,7 @@ class Slots:
         return started
 
     def empty(self, worker: Worker, code: int) -> None:
-        """The process of this worker has ended."""
+        """Empty the slot of a worker that has ended."""
         slot = self._slots[worker.slot]
         slot.worker = None
         if code == 0:
@@ -69,6 +64,6 @@ class Slots:
         slot.not_before = time.monotonic() + pause_s
 
     def signal(self, workers: Iterable[Worker], number: int) -> None:
-        """To workers that run, and what they started; local."""
+        """Send a signal to running workers and their children; local."""
         for worker in workers:
             worker.signal(number)

@@ -1,8 +1,4 @@
-"""One worker of an agent: its process, the line to it, and where it stands.
-
-Owns the start and the end of the process and of what it started itself. What to do next is the
-agent's to say.
-"""
+"""One worker of an agent: its process, the connection to it, and its standing."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ __all__ = ["Standing", "Worker", "describe_end"]
 
 _LONGEST_LINE = 1 << 20
 _REAP_S = 10.0
-# Of a job that this one was started in.
+# Variables of a job in which this one was started.
 _FOREIGN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", AGENT_ROUND),
     "TORCHELASTIC_RESTART_COUNT",
@@ -33,10 +29,10 @@ _FOREIGN = (
 
 
 class Standing(enum.Enum):
-    """Of a worker."""
+    """Standing of a worker."""
 
     STARTING = "starting"  # has not asked for a world yet
-    READY = "ready"  # waits for one
+    READY = "ready"  # waits for a world
     IN_WORLD = "in world"
     LEFT = "left"  # has left its world, and will ask for the next one
     ENDED = "ended"
@@ -45,7 +41,10 @@ class Standing(enum.Enum):
 class Worker:
     """A process of the user's command.
 
-    slot: its place on the node. world, rank: of the last world that it was in, 0 and -1 before.
+    Attributes:
+        slot: its place on the node.
+        world: the last world that it was in, 0 before.
+        rank: its rank there, -1 before.
     """
 
     def __init__(self, slot: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -77,10 +76,10 @@ class Worker:
             raise LaunchError(f"a rank cannot be watched: pidfd_open: {error.strerror}") from None
         self._unread = b""
         self.is_given_up = False
-        self.is_silent = False  # has closed its end of the line
+        self.is_silent = False  # has closed its end
 
     def messages(self) -> list[dict[str, Any]]:
-        """What the worker has said since; local, not blocking."""
+        """Return the worker's new messages; local, not blocking."""
         with contextlib.suppress(OSError):
             while received := self.line.recv(1 << 16):
                 self._unread += received
@@ -91,37 +90,39 @@ class Worker:
         return [json.loads(line) for line in lines]
 
     def give(self, number: int, seat: Seat, environment: Mapping[str, str]) -> None:
-        """Its place in a world; local."""
+        """Send its place in a world; local."""
         self.standing, self.world, self.rank = Standing.IN_WORLD, number, seat.rank
         self._say({"round": number, "environment": dict(environment)})
 
     def tell_broken(self) -> None:
-        """That its world is broken: what waits in it is to end; local."""
+        """Send that its world is broken, so that its waiting calls end; local."""
         self._say({"broken": self.world})
 
     def tell_update(self) -> None:
-        """That ranks wait to join its world; local."""
+        """Send that ranks wait to join its world; local."""
         self._say({"update": self.world})
 
     def candidate(self) -> Candidate:
-        """For the next world."""
+        """Return its row for the next world."""
         return Candidate(self.slot, self.held, self.rank)
 
     def signal(self, number: int) -> None:
-        """To the process and its children; local."""
+        """Signal the process and its children; local."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def finish(self) -> int:
-        """Take notice that the process has ended, end what it started (gently after exit code 0),
-        and return its exit code, negative for a signal; blocking for ten seconds at most."""
+        """Reap the ended process and end its children; return its exit code, negative for a signal.
+
+        Children get SIGTERM after exit code 0, else SIGKILL. Blocking for ten seconds at most.
+        """
         ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         well = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
         # While the process still has its number.
         self.signal(signal.SIGTERM if well else signal.SIGKILL)
         try:
             code = self.process.wait(_REAP_S)
-        except subprocess.TimeoutExpired:  # the kernel does not let it go, as on a hung file system
+        except subprocess.TimeoutExpired:  # the kernel holds it, as on a hung file system
             code = -signal.SIGKILL
         self.standing = Standing.ENDED
         self.line.close()
@@ -134,7 +135,7 @@ class Worker:
 
 
 def describe_end(code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code in words."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

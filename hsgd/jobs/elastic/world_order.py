@@ -1,8 +1,4 @@
-"""Who gets which rank in a new world, from what the agents of all nodes say; pure.
-
-Owns the order and the reasons for which a job cannot go on. All agents compute the same from the
-same rows.
-"""
+"""Ranks of a new world, computed by all agents from the same rows; pure functions."""
 
 from __future__ import annotations
 
@@ -25,8 +21,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rank that waits for a world. slot: its place on its node. held: the last world in which it
-    had the state of the training, 0: it is new. rank: in the world before, -1: it is new.
+    """A rank that waits for a world.
+
+    Attributes:
+        slot: its place on its node.
+        held: the last world in which it had the state of the training; 0 if it is new.
+        rank: in the previous world; -1 if it is new.
     """
 
     slot: int
@@ -36,9 +36,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """What the agent of a node says. begun: whether the job ever had a world. held: whether a rank
-    of it ever had the state. patient: whether the first world is to wait for all ranks that were
-    asked for. leaving: its ranks are to go when others have the state.
+    """The report of a node's agent.
+
+    Attributes:
+        begun: whether the job ever had a world.
+        held: whether a rank of the job ever had the state.
+        patient: whether the first world should wait for all requested ranks.
+        leaving: its ranks should leave once others have the state.
     """
 
     node: str
@@ -60,8 +64,10 @@ class Seat:
 
 
 def staying(rows: Sequence[NodeRow], least: int) -> list[NodeRow]:
-    """The rows without the ranks that are to leave, but for one that has the state, where none of
-    those that stay has it, and for as many as these lack of `least`."""
+    """Return the rows without the ranks that should leave, except those that are still needed.
+
+    One with the state stays if no other rank has it, and as many as are missing for `least`.
+    """
     stay = [replace(row, candidates=()) if row.leaving else row for row in rows]
     lacking = max(least - sum(len(row.candidates) for row in stay), int(lost_state(stay)))
     leaving = [(_age(one), i, one) for i, row in enumerate(rows) for one in row.candidates]
@@ -73,17 +79,16 @@ def staying(rows: Sequence[NodeRow], least: int) -> list[NodeRow]:
 
 
 def _age(candidate: Candidate) -> tuple[int, bool, int, int]:
-    """In the order of who held the state last, and otherwise as they were before."""
+    """Return the sort key: last holders of the state first, else in the previous order."""
     return (-candidate.held, candidate.rank < 0, candidate.rank, candidate.slot)
 
 
 def arrange(rows: Sequence[NodeRow], most_ranks: int) -> list[dict[int, Seat]]:
-    """Per row the seats by slot; of nodes without ranks none.
+    """Return for each row the seats by slot; none for nodes without ranks.
 
-    Ranks of a node stand together. Rank 0 has the state: nodes and ranks come in the order of who
-    held it last, and otherwise as they were before. Beyond `most_ranks` the last get none.
+    Ranks of a node are consecutive. Rank 0 has the state: nodes and ranks are sorted by who held it
+    last, and otherwise in the previous order. Beyond `most_ranks` the last ones get no seat.
     """
-
     kept: list[list[Candidate]] = [[] for _ in rows]
     waiting = [(_age(one), index, one) for index, row in enumerate(rows) for one in row.candidates]
     for _, index, one in sorted(waiting, key=lambda each: each[:2])[:most_ranks]:
@@ -101,9 +106,9 @@ def arrange(rows: Sequence[NodeRow], most_ranks: int) -> list[dict[int, Seat]]:
 
 
 def lost_state(rows: Sequence[NodeRow]) -> bool:
-    """Whether there was a world, and none of those that are left has the state of the training.
+    """Return whether there was a world, and no rank that is left has the state of the training.
 
-    Where no rank ever had one, as before the first sync(), any rank of a world will do.
+    If no rank ever had it, as before the first sync(), any rank of a world suffices.
     """
     candidates = [one for row in rows for one in row.candidates]
     if any(row.held for row in rows):
@@ -112,17 +117,17 @@ def lost_state(rows: Sequence[NodeRow]) -> bool:
 
 
 def least_ranks(rows: Sequence[NodeRow], least: int, wanted: int) -> int:
-    """That a new world needs: `wanted` at the start of a job, while any node is patient."""
+    """Return the ranks that a new world needs; `wanted` at the start, while a node is patient."""
     first = not any(row.begun for row in rows)
     return max(least, wanted) if first and any(row.patient for row in rows) else least
 
 
 def row_to(row: NodeRow) -> dict[str, Any]:
-    """For JSON."""
+    """Convert a row for JSON."""
     return asdict(row)
 
 
 def row_from(found: dict[str, Any]) -> NodeRow:
-    """From row_to()."""
+    """Convert back from row_to()."""
     candidates = tuple(Candidate(**one) for one in found["candidates"])
     return NodeRow(**{**found, "candidates": candidates})

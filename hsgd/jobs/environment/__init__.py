@@ -1,3 +1,3 @@
-"""What started this process: which rank of which job it is, and how the job ends."""
+"""Environment of this process: which rank of which job it is, and how the job ends."""
 
 __all__: list[str] = []

@@ -1,8 +1,7 @@
-"""A worker's end of the line to the agent of its node, in jobs that `hsgd run --min-np` started.
+"""A worker's connection to the agent of its node, in jobs that `hsgd run --min-np` started.
 
-Owns the messages, the thread that hears them, and the environment of a worker, which it sets as
-torchrun does whenever the agent gives this process a place in a new world. Never starts or ends
-anything but this process, when its agent is gone. docs/elastic.md says what is said when.
+It sets the environment of the worker, as torchrun does, whenever the agent assigns it a place in a
+new world. It ends this process if its agent is gone. docs/elastic.md lists the messages.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FD = "HSGD_AGENT_FD"
 
 
 class AgentLink:
-    """The line to the agent; one per process."""
+    """The connection to the agent; one per process."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -41,19 +40,17 @@ class AgentLink:
         self._lock = threading.Lock()
         self.round = 0
         self._held = 0  # the last world in which this rank had the state of the training
-        self._broken = 0  # the last world that is
+        self._broken = 0  # the last broken world
         self._give_up: Callable[[], object] | None = None
         threading.Thread(target=self._listen, name="hsgd-agent-link", daemon=True).start()
 
     @property
     def is_own(self) -> bool:
-        """False in a child that was forked: it is no worker."""
+        """False in a forked child, which is no worker."""
         return os.getpid() == self._owner
 
     def enter(self) -> None:
-        """Wait for a place in the next world, and put it into the environment; blocking, without a
-        deadline: the agent has it, and ends the job. Raises LaunchError when it is gone.
-        """
+        """Wait for a place in the next world and set the environment; blocking. LaunchError."""
         self._say({"ready": self.round})
         world = self._worlds.get()
         with self._lock:
@@ -62,9 +59,10 @@ class AgentLink:
         os.environ[AGENT_ROUND] = str(self.round)
 
     def leave(self, error: BaseException | None, *, is_of_world: bool = True) -> None:
-        """This process calls nothing more in its world, because of `error`, or since ranks wait to
-        join; local. enter() gives it the next one. is_of_world: whether ranks in `error` are those
-        of the world.
+        """Report that this process makes no more calls in its world; local.
+
+        The reason is `error`, or ranks that wait to join. enter() then gets the next world. Ranks
+        in `error` are those of the world if `is_of_world`.
         """
         cause = error if isinstance(error, HsgdError) else getattr(error, "__cause__", None)
         is_late = is_of_world and isinstance(cause, CollectiveTimeout)
@@ -74,8 +72,7 @@ class AgentLink:
         os.environ.pop(AGENT_ROUND, None)
 
     def when_broken(self, give_up: Callable[[], object]) -> None:
-        """Call it, in the link's thread or now, when this world is broken and this rank still in
-        it: it ends what waits; local."""
+        """Call `give_up` once this world is broken; local, in the link's thread or now."""
         with self._lock:
             self._give_up = give_up
             is_broken = self._broken == self.round
@@ -83,7 +80,7 @@ class AgentLink:
             give_up()
 
     def forget_world(self) -> None:
-        """Nothing waits in this world any more; local."""
+        """Drop the callback: no call waits in this world any more; local."""
         with self._lock:
             self._give_up = None
 
@@ -93,14 +90,12 @@ class AgentLink:
         return self._held == self.round > 0
 
     def hold(self) -> None:
-        """This process has the state of the training, that of all ranks of its world; local."""
+        """Report that this process has the state of all ranks of its world; local."""
         self._held = self.round
         self._say({"held": self.round})
 
     def listen(self, listener: Callable[[float], object] | None) -> None:
-        """Call `listener(round)` in the link's thread when ranks wait to join, and now where some
-        did since this world began; in place of the one before. None: nobody; local.
-        """
+        """Call `listener(round)`, also at once, if ranks wait to join; None removes it; local."""
         with self._lock:
             self._listener = listener
             updated = self._updated
@@ -122,7 +117,7 @@ class AgentLink:
             self._end()
 
     def _end(self) -> None:
-        """Of this process and what it started: a rank that hears nothing would wait for ever."""
+        """End this process and its children: a rank without an agent would wait forever."""
         print("hsgd: the agent of this node is gone: this rank ends", file=sys.stderr, flush=True)
         if os.getsid(0) == os.getpgrp():  # the group that the agent made
             with contextlib.suppress(OSError):
@@ -151,9 +146,7 @@ class AgentLink:
 
 @functools.cache
 def link() -> AgentLink | None:
-    """The line to this process's agent; None where none started it; local. Raises LaunchError where
-    it was closed on the way.
-    """
+    """Return the connection to the agent, or None; LaunchError if it was closed; local."""
     text = os.environ.pop(FD, "")  # children are no workers
     if not text:
         return None
@@ -171,11 +164,8 @@ def link() -> AgentLink | None:
 
 
 def enter_world() -> None:
-    """See that a worker of an agent has its place in a world; blocking. Nothing without an agent.
-
-    Raises LaunchError when the agent is gone.
-    """
+    """Wait for a worker's place in a world; LaunchError if the agent is gone; blocking."""
     agent = link()
     if agent is not None and agent.is_own and AGENT_ROUND not in os.environ:
-        importlib.import_module("torch.distributed")  # takes long; others would wait for it
+        importlib.import_module("torch.distributed")  # slow; after enter() others would wait
         agent.enter()

@@ -1,8 +1,4 @@
-"""Refuses launchers in one another that make several jobs out of what was to be one.
-
-Owns which pairs are refused: `srun -n2 torchrun --standalone` starts two jobs, and each believes to
-be all. Never loads MPI or torch. The variables are those of launchers.py.
-"""
+"""Refusal of nested launchers, as `srun -n2 torchrun --standalone`, that make two jobs of one."""
 
 from __future__ import annotations
 
@@ -20,23 +16,23 @@ _MOST_PARENTS = 64
 
 
 def launched_once(environ: Mapping[str, str] = os.environ) -> Launched | None:
-    """Return the innermost launcher, as launched(); local. Raises LaunchError if this process's job
-    is that of one task among several of a launcher outside.
+    """Return the innermost launcher, as launched(); local.
 
-    Without this each task would train by itself, as a job of its own, and nobody would notice.
+    Raises LaunchError if this process's job belongs to one of several tasks of an outer launcher:
+    otherwise each task would silently train by itself.
     """
     every = launched_in(environ)
     named = [each for each in every if each.launcher is not FOR_TORCH]
     for inner, outer in itertools.pairwise(named):
         if _is_of_one_task(inner, environ) and _is_one_of_several(outer):
             if inner.launcher.counts_for_mpi and not _has_mpirun_above():
-                continue  # `outer` started the daemons of an mpirun that reaches all hosts
+                continue  # `outer` started the daemons of an mpirun over all hosts
             raise LaunchError(_refusal(inner, outer, environ))
     return every[0] if every else None
 
 
 def _is_of_one_task(inner: Launched, environ: Mapping[str, str]) -> bool:
-    """Whether one process started all ranks: the mpirun of one rank, or a torchrun of one agent."""
+    """Return whether one process started all ranks: mpirun of one rank, torchrun of one agent."""
     local = number(environ, inner.launcher.local_size)
     return inner.is_alone or (
         inner.launcher.name == "torchrun" and inner.size is not None and inner.size == local
@@ -44,7 +40,7 @@ def _is_of_one_task(inner: Launched, environ: Mapping[str, str]) -> bool:
 
 
 def _is_one_of_several(outer: Launched) -> bool:
-    """Whether that is certain: without a size, rank 0 may be alone."""
+    """Return whether this is certain: without a size, rank 0 may be alone."""
     return outer.size > 1 if outer.size is not None else bool(outer.rank)
 
 
@@ -63,7 +59,7 @@ def _refusal(inner: Launched, outer: Launched, environ: Mapping[str, str]) -> st
 
 
 def _has_mpirun_above() -> bool:
-    """Whether an mpirun on this host is a parent of this process; False where nobody can see."""
+    """Return whether an mpirun on this host is an ancestor of this process; False if unknown."""
     pid = os.getppid()
     for _ in range(_MOST_PARENTS):
         try:

@@ -1,8 +1,4 @@
-"""What the variables of launchers mean for a job: who meets how, and who is refused.
-
-Never loads MPI or torch: `hsgd info` asks too. What MPI itself sees is the caller's to say. Which
-variables there are launchers.py says.
-"""
+"""Meaning of the launchers' variables, without MPI or torch: `hsgd info` uses it too."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ _MPI = "two-level collectives over MPI"
 
 @dataclass(frozen=True)
 class Torchrun:
-    """A worker of torchrun: its rank, how many there are, and how many of them on this node."""
+    """A worker of torchrun: its rank, the number of workers, and of those on this node."""
 
     rank: int
     size: int
@@ -48,10 +44,7 @@ class Torchrun:
 
 
 def torchrun(environ: Mapping[str, str] = os.environ) -> Torchrun | None:
-    """What torchrun told this worker; None where this process is none of its workers; local.
-
-    One that inherits the variables of an mpirun that started torchrun itself is a worker too.
-    """
+    """Return torchrun's variables for this worker, even if under mpirun; else None; local."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
     size = number(environ, "WORLD_SIZE") or 1
@@ -59,19 +52,19 @@ def torchrun(environ: Mapping[str, str] = os.environ) -> Torchrun | None:
 
 
 def agent_round(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The world of a worker of `hsgd run --min-np`, counted from 1; None elsewhere; local."""
+    """Return the world of a worker of `hsgd run --min-np`, from 1; None elsewhere; local."""
     return number(environ, AGENT_ROUND)
 
 
 def restarts(environ: Mapping[str, str] = os.environ) -> int:
-    """How often torchrun has started this job's workers again; 0 without torchrun; local.
+    """Return how often torchrun has restarted this job's workers; 0 without torchrun; local.
 
-    For keys in torchrun's store: it outlives the workers, and a worker that was started again must
-    not find what a dead one left. Each node's agent counts its own restarts only, so that this is
-    0 where there are several nodes: a number that differs between ranks would be worse than none.
+    For keys in torchrun's store: it outlives the workers, and a restarted worker must not find
+    values of a dead one. On several nodes this is 0: each node's agent counts only its own
+    restarts, and a number that differs between ranks would be worse than none.
     """
     world = agent_round(environ)
-    if world is not None:  # of which all nodes know
+    if world is not None:  # all nodes know it
         return world
     worker = torchrun(environ)
     if worker is None or worker.local_size != worker.size:
@@ -80,38 +73,32 @@ def restarts(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def mpi_size(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Ranks that an MPI launcher says it started; None where none says it; local."""
+    """Return the number of ranks by the variables of MPI launchers; None if unset; local."""
     sizes = (number(environ, name) for row in _OF_MPI for name in row.sizes)
     return max((size for size in sizes if size), default=None)
 
 
 def mpi_rank(environ: Mapping[str, str]) -> int | None:
-    """The rank in MPI.COMM_WORLD that an MPI launcher gave this process; None where none did;
-    local.
-    """
+    """Return the rank in MPI.COMM_WORLD by an MPI launcher's variables; None if unset; local."""
     ranks = (number(environ, row.rank) for row in _OF_MPI)
     return next((rank for rank in ranks if rank is not None), None)
 
 
 def usable_mpi_rank(environ: Mapping[str, str]) -> int | None:
-    """mpi_rank(), None where MPI cannot be used; local.
-
-    A worker of torchrun inherits the variables of an mpirun that started torchrun itself: they are
-    not its own.
-    """
+    """Return mpi_rank(); None without MPI, or under torchrun, which inherits mpirun's variables."""
     if "TORCHELASTIC_RUN_ID" in environ or not built.read().mpis:
         return None
     return None if importlib.util.find_spec("mpi4py") is None else mpi_rank(environ)
 
 
 def world_rank(environ: Mapping[str, str]) -> int | None:
-    """The rank that a launcher gave to a process; None where none did; local."""
+    """Return the rank that a launcher gave to this process; None without one; local."""
     found = launched(environ)
     return None if found is None else found.rank
 
 
 def describe(environ: Mapping[str, str]) -> str:
-    """In words: what init_process_group("hsgd") would use in this environment; local."""
+    """Describe what init_process_group("hsgd") would use in this environment; local."""
     if usable_mpi_rank(environ) is not None:
         return _MPI
     if "TORCHELASTIC_RUN_ID" in environ:
@@ -121,12 +108,10 @@ def describe(environ: Mapping[str, str]) -> str:
 
 
 def refuse_alone(seen: int, library: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise LaunchError where `library` sees one rank of a job that its launcher says has more, and
-    as launched_once; local.
+    """Raise LaunchError if MPI sees one rank of a job that has more by its launcher; local.
 
-    Without this each rank would work by itself, as rank 0 of 1, and nobody would notice.
-
-    seen: the size of MPI.COMM_WORLD. library: what MPI calls itself.
+    Otherwise each rank would silently work by itself, as rank 0 of 1. `seen` is the size of
+    MPI.COMM_WORLD, `library` MPI's own name. Raises as launched_once, too.
     """
     if seen > 1:
         return

@@ -1,7 +1,4 @@
-"""The table of launchers: by which variables each tells a process its rank, and how many there are.
-
-Owns the names of these variables; all of hsgd looks here, the reader too. Never loads MPI or torch.
-"""
+"""The table of launchers: the variables with a process's rank and the number of ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +15,15 @@ _START = "start with `hsgd run -np {}`, or the mpirun of that MPI"
 class Launcher:
     """A row of the table.
 
-    sizes: variables of the number of ranks, of which the first that is set counts; without one the
-        launcher tells it to nobody. local_rank, local_size: among the ranks of this node.
-    needs: variables without which the others say nothing. least: the first rank that a process has
-        which is certainly one of several. counts_for_mpi: whether the rank is that of MPI.
-    remedy: what to do if MPI sees one rank alone; {} is the number of ranks.
+    Attributes:
+        sizes: variables with the number of ranks, of which the first that is set counts; empty if
+            the launcher sets none.
+        local_rank: variable with the rank among those of this node.
+        local_size: variable with the number of ranks of this node.
+        needs: variables without which the others have no meaning.
+        least: the first rank of a process that is certainly one of several.
+        counts_for_mpi: whether the rank is that of MPI.
+        remedy: what to do if MPI sees one rank alone; {} is the number of ranks.
     """
 
     name: str
@@ -77,8 +78,8 @@ _HOROVODRUN = Launcher(
 _SLURM = Launcher(
     "srun",
     *("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), "SLURM_LOCALID"),
-    # An allocation is no launch: a batch script, and the shell of salloc, are one process each,
-    # whatever SLURM_NTASKS says.
+    # An allocation is no launch: a batch script and the shell of salloc are one process each, for
+    # any SLURM_NTASKS.
     needs=("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
     remedy=f"name this MPI's interface (`srun --mpi=list`), or {_START}",
 )
@@ -90,7 +91,7 @@ _SLURM_TASK = Launcher(
     least=1,
     remedy=_SLURM.remedy,
 )
-# They may start the daemons of an mpirun, whose ranks inherit their variables: these say less.
+# They may start the daemons of an mpirun, whose ranks inherit their variables: so they come last.
 _OF_CLUSTERS = (
     Launcher(
         "PALS",
@@ -124,7 +125,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher told this process. rank, size: None if it did not say."""
+    """A launcher's variables for this process; rank and size are None if unset."""
 
     launcher: Launcher
     rank: int | None
@@ -133,12 +134,12 @@ class Launched:
 
     @property
     def what(self) -> str:
-        """Name the launcher, with its variables."""
+        """The name of the launcher, with its variables."""
         return f"{self.launcher.name} ({', '.join(self.told)})"
 
     @property
     def names(self) -> str:
-        """The variables alone."""
+        """The names of the variables."""
         return " and ".join(each.partition("=")[0] for each in self.told)
 
     @property
@@ -148,14 +149,12 @@ class Launched:
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
-    """The innermost launcher that started this process as a rank; None if none did; local."""
+    """Return the innermost launcher that started this process as a rank, or None; local."""
     return next(iter(launched_in(environ)), None)
 
 
 def launched_in(environ: Mapping[str, str]) -> list[Launched]:
-    """List the launchers that started one another, and this process in the end, the innermost one
-    first: torchrun, an MPI's, horovodrun, another; local.
-    """
+    """Return the launchers that started one another and this process, innermost first; local."""
     found = (
         *(_told(_TORCHRUN, environ), _of_mpi(environ)),
         *(_told(_HOROVODRUN, environ), _of_others(environ)),
@@ -164,7 +163,7 @@ def launched_in(environ: Mapping[str, str]) -> list[Launched]:
 
 
 def _of_mpi(environ: Mapping[str, str]) -> Launched | None:
-    """The launcher of an MPI: one that started several ranks, if any did."""
+    """Return the launcher of an MPI; one that started several ranks, if there is one."""
     found = [each for row in _OF_MPI if (each := _told(row, environ))]
     several = [each for each in found if not each.is_alone]
     if several and any(_disagree(several[0], other) for other in several):
@@ -186,7 +185,7 @@ def _of_others(environ: Mapping[str, str]) -> Launched | None:
 
 
 def _told(row: Launcher, environ: Mapping[str, str]) -> Launched | None:
-    """What the variables of one row say; None if this is no process of that launcher."""
+    """Return the launch by the variables of one row; None if they are not this process's."""
     rank = number(environ, row.rank)
     size_name = next((name for name in row.sizes if environ.get(name)), "")
     size = number(environ, size_name)
@@ -203,14 +202,14 @@ def _told(row: Launcher, environ: Mapping[str, str]) -> Launched | None:
 
 
 def _is_of_another(row: Launcher, environ: Mapping[str, str]) -> bool:
-    """Whether another launcher set these variables, or for the parent of this process."""
+    """Return whether another launcher set these variables, or this one for the parent process."""
     if row is _SLURM:
         return _is_in_shell_of_srun(environ)
     if row.rank == "PMIX_RANK":  # `srun --mpi=pmix`
         return environ.get("PMIX_NAMESPACE", "").startswith("slurm.") and (
             "SLURM_STEP_NUM_TASKS" in environ
         )
-    if row is not _HYDRA or environ.get("MPI_LOCALRANKID"):  # a Hydra's own
+    if row is not _HYDRA or environ.get("MPI_LOCALRANKID"):  # Hydra's own variable
         return False
     rank, size = environ.get("PMI_RANK"), environ.get("PMI_SIZE")
     return any(
@@ -222,8 +221,10 @@ def _is_of_another(row: Launcher, environ: Mapping[str, str]) -> bool:
 
 
 def _is_in_shell_of_srun(environ: Mapping[str, str]) -> bool:
-    """Whether this process was typed in the shell of `srun --pty`: that step's other tasks have no
-    terminal, nor have tasks of a step that was started there, which inherit the variable.
+    """Return whether this process runs in the shell of `srun --pty`.
+
+    That step's other tasks have no terminal, and neither have tasks of steps that were started
+    there, which inherit the variable.
     """
     if "SLURM_PTY_PORT" not in environ or environ.get("SLURM_PROCID") != "0":
         return False
@@ -244,6 +245,6 @@ def _disagree(one: Launched, other: Launched) -> bool:
 
 
 def number(environ: Mapping[str, str], name: str) -> int | None:
-    """A variable that is a whole number; None if it is not, or is not set; local."""
+    """Return a variable that is a whole number; None if it is not, or not set; local."""
     text = environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() else None

@@ -1,3 +1,3 @@
-"""How a job comes to run on hsgd: launchers, the Horovod plugin, the interposer."""
+"""Launching of jobs on hsgd: launchers, the Horovod plugin, the interposer."""
 
 __all__: list[str] = []

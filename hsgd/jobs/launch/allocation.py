@@ -1,8 +1,4 @@
-"""The hosts that a resource manager gave to this job: Slurm, PBS, LSF, Grid Engine, OAR, Cobalt.
-
-Owns the reading of their variables and files, and how ranks are spread over the hosts when nobody
-says. Never asks a resource manager itself.
-"""
+"""Hosts of this job by the variables of Slurm, PBS, LSF, Grid Engine, OAR or Cobalt."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ _PART = re.compile(r"\[([^][]*)\]|,|[^][,]+")
 
 @dataclass(frozen=True)
 class Allocation:
-    """source: the variable that gave the hosts, with its value."""
+    """Allocated hosts; `source` is the variable that names them, with its value."""
 
     source: str
     hosts: tuple[Host, ...]
@@ -39,16 +35,12 @@ class Allocation:
 
 
 def is_managed(environ: Mapping[str, str]) -> bool:
-    """Whether a resource manager started this job; local."""
+    """Return whether a resource manager started this job; local."""
     return any(name in environ for name in _JOBS)
 
 
 def tasks(environ: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return how many ranks this job's allocation is for, and the variable that says it; None
-    without one; local. Raises LaunchError if the allocation cannot be read.
-
-    Of Slurm the tasks that were asked for; of others, or if nobody asked for tasks, all slots.
-    """
+    """Return the requested tasks (Slurm) or all slots, and their variable, or None; LaunchError."""
     if (asked := number(environ, "SLURM_NTASKS")) and "SLURM_JOB_ID" in environ:
         return asked, f"SLURM_NTASKS={asked}"
     found = allocation(environ, 1)
@@ -56,11 +48,11 @@ def tasks(environ: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def spread(environ: Mapping[str, str], ranks: int, *, fill: bool = False) -> tuple[Host, ...]:
-    """Hosts of the allocation and how many ranks each gets, all hosts about as many; empty where
-    there is no allocation, or it is this host alone; local.
+    """Return hosts of the allocation with even numbers of ranks; local.
 
-    fill: give all slots, which are `ranks` at least.
-    Raises LaunchError where the allocation has too few slots, and for one that cannot be read.
+    Empty if there is no allocation, or it is only this host. With `fill` the hosts get all slots,
+    which are at least `ranks`. Raises LaunchError if there are too few slots, or the allocation
+    cannot be read.
     """
     found = allocation(environ, ranks)
     if found is None or (len(found.hosts) == 1 and found.hosts[0].is_here):
@@ -86,11 +78,7 @@ def spread(environ: Mapping[str, str], ranks: int, *, fill: bool = False) -> tup
 
 
 def allocation(environ: Mapping[str, str], ranks: int) -> Allocation | None:
-    """The hosts of this job; None without a resource manager; local. Raises LaunchError.
-
-    ranks: how many are to be started. Slurm gives a host slots for the tasks that were asked for,
-    and where these are too few, for its cores.
-    """
+    """Return the allocated hosts, Slurm's with slots for `ranks`; None without; LaunchError."""
     if "SLURM_JOB_ID" in environ:
         return _slurm(environ, ranks)
     for name in _NODE_FILES:
@@ -117,7 +105,7 @@ def _slurm(environ: Mapping[str, str], ranks: int) -> Allocation | None:
         return None
     source = f"SLURM_JOB_NODELIST={text}"
     names = list(itertools.islice(_expanded(source, text), MOST_RANKS))
-    own = environ.get("SLURMD_NODENAME", "")  # Slurm's name of this host may be no name of it
+    own = environ.get("SLURMD_NODENAME", "")  # Slurm's name may be none of this host's names
     if own in names and not Host(own, 1).is_here:
         names[names.index(own)] = socket.gethostname()
     found: list[int] = []
@@ -136,7 +124,7 @@ def _slurm(environ: Mapping[str, str], ranks: int) -> Allocation | None:
 
 
 def _expanded(source: str, text: str) -> Iterator[str]:
-    """The names of "node[1-3,07],login": a comma in brackets is no end of a name."""
+    """Yield the names of "node[1-3,07],login"; commas in brackets do not separate names."""
     parts: list[list[str]] = []
     at = 0
     for match in (*_PART.finditer(f"{text},"),):
@@ -164,7 +152,6 @@ def _range(source: str, text: str) -> list[str]:
 
 
 def _repeated(name: str, text: str) -> list[int]:
-    """The numbers of "2(x3),1"."""
     numbers: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", item)
@@ -190,7 +177,6 @@ def _lines(name: str, path: str) -> list[str]:
 
 
 def _counted(source: str, names: list[str]) -> Allocation:
-    """A host has as many slots as it is named times."""
     if not names:
         raise LaunchError(f"{source} names no host; give hosts and slots with -H")
     return Allocation(source, tuple(Host(*pair) for pair in Counter(names).items()))

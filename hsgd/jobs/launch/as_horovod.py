@@ -1,11 +1,10 @@
-"""Which modules named horovod are hsgd's: `import horovod.torch` gives hsgd.torch.
+"""Modules of Horovod that hsgd replaces: `import horovod.torch` gives hsgd.torch.
 
-With HSGD_AS_HOROVOD=1 all of them, if no Horovod is installed. With HOROVOD_PLUGIN=hsgd those of
-PyTorch, beside an installed Horovod, whose other frameworks stay its own. Owns the names of
-Horovod's modules and what they stand for, and the refusal of what hsgd.torch lacks. The choice
-depends on the environment, and on whether horovodrun is loaded, never on what the script uses:
-ranks that chose apart would wait for each other without end. A script that needs more is refused.
-The start-up hook asks when a module of the name horovod is imported.
+With HSGD_AS_HOROVOD=1 all of them, if no Horovod is installed. With HOROVOD_PLUGIN=hsgd only those
+of PyTorch, beside an installed Horovod, which keeps its other frameworks. The choice depends on the
+environment, and on whether horovodrun is loaded, never on what the script uses: ranks with
+different choices would wait for each other forever. A script that needs more is refused. The
+start-up hook calls find() when a module of the name horovod is imported.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from hsgd.jobs.launch import hook, preload
 
 __all__ = ["VERSION", "announce", "by_plugin", "find", "is_on", "other_way", "refuse_beside"]
 
-VERSION = "0.28.1"  # whose names hsgd.torch has
+VERSION = "0.28.1"  # hsgd.torch has the names of this version
 _OTHER_WAY = (
     f"horovodrun --plugin {preload.INTERPOSER} (HOROVOD_PLUGIN={preload.INTERPOSER}) keeps "
     "Horovod's own horovod.torch, over MPI calls of hsgd"
@@ -54,15 +53,12 @@ _MODULES = {
 
 
 def is_on() -> bool:
-    """Whether `import horovod.torch` gives hsgd.torch in this process; local."""
+    """Return whether `import horovod.torch` gives hsgd.torch in this process; local."""
     return Config.from_env().as_horovod != "0" or by_plugin()
 
 
 def by_plugin() -> bool:
-    """Whether it does so beside an installed Horovod, because of HOROVOD_PLUGIN=hsgd; local.
-
-    Not in horovodrun itself, which asks Horovod's modules what they were built with.
-    """
+    """Return whether HOROVOD_PLUGIN=hsgd gives hsgd.torch; local. False in horovodrun itself."""
     return (
         preload.plugin_of(os.environ) == preload.AS_HOROVOD
         and Config.from_env().as_horovod == "0"
@@ -74,17 +70,15 @@ def by_plugin() -> bool:
 
 
 def other_way(first: str = "") -> str:
-    """What to add, `first` first, to an error of hsgd.torch that Horovod's own would not raise;
-    empty unless the plugin gave the script hsgd.torch. Local.
-    """
+    """Return a hint for errors that Horovod would not raise; empty without the plugin; local."""
     return f"; {first}{_OTHER_WAY}" if _TORCH in sys.modules and by_plugin() else ""
 
 
 def find(name: str, installed: str | None) -> ModuleSpec | None:
-    """What stands for the module `name` of Horovod; None if Horovod's own is to be taken. Local.
+    """Return the spec that replaces Horovod's module `name`; None to use Horovod's own. Local.
 
-    installed: where Horovod is, if it is. Raises LaunchError if HSGD_AS_HOROVOD=1 does not pass
-    that over, ModuleNotFoundError for modules that hsgd has not.
+    Raises LaunchError if HSGD_AS_HOROVOD=1 and Horovod is `installed` at that place,
+    ModuleNotFoundError if hsgd has no such module.
     """
     choice = Config.from_env().as_horovod
     if choice == "0":
@@ -135,7 +129,7 @@ def _refuse_run(*_: Any, **__: Any) -> NoReturn:
 
 
 class _Alias(Loader):
-    """Gives a module that is there under another name, as it is."""
+    """Loader that returns an existing module under another name."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -151,7 +145,7 @@ class _Alias(Loader):
 
 
 class _PluginAlias(_Alias):
-    """Serves a script that may need what only Horovod's own module has."""
+    """Loader for a script that may need names that only Horovod's own module has."""
 
     def __init__(self, name: str, target: str) -> None:
         super().__init__(target)
@@ -175,8 +169,10 @@ class _PluginAlias(_Alias):
 
 
 def _refuse_missing(name: str, target: str, wanted: str) -> NoReturn:
-    """Refuse what the module `target` has not. SystemExit if Horovod's own `name` has it: a script
-    that asks for that needs it, and `from ... import` would replace an AttributeError.
+    """Refuse a name that the module `target` lacks.
+
+    SystemExit if Horovod's own module `name` has it, because the script needs it then, and `from
+    ... import` would replace an AttributeError.
     """
     if wanted in _horovods_names(name):
         raise SystemExit(
@@ -188,7 +184,7 @@ def _refuse_missing(name: str, target: str, wanted: str) -> NoReturn:
 
 @functools.cache
 def _horovods_names(module: str) -> frozenset[str]:
-    """Those that Horovod's own file of a module defines or takes from another one of Horovod's."""
+    """Return the names that Horovod's file of a module defines or imports from Horovod."""
     place = Path(hook.find_elsewhere("horovod") or "").parent.joinpath(*module.split(".")[1:])
     if not place.is_dir():
         return frozenset(_names_in(ast.parse(place.with_suffix(".py").read_text()).body))
@@ -209,9 +205,7 @@ def _names_in(body: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def refuse_beside(name: str) -> None:
-    """Raise LaunchError if the framework `name` of Horovod comes into a process whose horovod.torch
-    is hsgd's; local. One that Horovod was not built for does not: it fails by itself.
-    """
+    """Raise LaunchError if one of Horovod's built frameworks joins hsgd's horovod.torch; local."""
     if name not in _OTHERS or not by_plugin() or not {_TORCH, _PROCESS_SETS} & sys.modules.keys():
         return
     if any(path.parent.name == name.partition(".")[2] for path in preload.horovod_libraries()):
@@ -228,10 +222,7 @@ def _refuse_both(other: str | None) -> None:
 
 @functools.cache
 def announce(ignored: tuple[str, ...]) -> None:
-    """Say on stderr, for rank 0, that the script's horovod.torch is hsgd.torch; local, once.
-
-    ignored: variables of Horovod that are set and that hsgd.torch does not read.
-    """
+    """Print, once, that horovod.torch is hsgd.torch, and its `ignored` variables; local."""
     if _TORCH not in sys.modules or not is_on():
         return
     if by_plugin():

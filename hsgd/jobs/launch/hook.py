@@ -1,4 +1,4 @@
-"""Whether the start-up hook works in this interpreter. Owns its name."""
+"""The start-up hook: its name, and whether it works in this interpreter."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MISSING_REMEDY = "install hsgd with pip install . (an editable install may lack 
 
 
 def is_installed() -> bool:
-    """Whether the hook ran when this interpreter started; local."""
+    """Return whether the hook ran when this interpreter started; local."""
     return NAME in sys.modules
 
 
 def find_elsewhere(module: str) -> str | None:
-    """Where a module is that the hook might stand in for; None where it is not. Local."""
+    """Return the place of a module that the hook might replace; None if there is none; local."""
     for finder in sys.meta_path:
         if type(finder).__module__ == NAME:
             continue
@@ -29,7 +29,7 @@ def find_elsewhere(module: str) -> str | None:
 
 
 def check_installed(what: str) -> None:
-    """Raise LaunchError where `what` would do nothing without the hook; local."""
+    """Raise LaunchError if `what` needs the hook, which is missing; local."""
     if not is_installed():
         raise LaunchError(
             f"{what}: the start-up hook does not run in {sys.executable}; {MISSING_REMEDY}"

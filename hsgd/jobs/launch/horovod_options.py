@@ -1,8 +1,4 @@
-"""The options of horovodrun that `hsgd run --horovod` takes.
-
-Owns what each becomes: a host list, a variable of the ranks, or nothing, where it is about what
-hsgd does not do (negotiate, fuse, tune). Never starts anything.
-"""
+"""Options of horovodrun that `hsgd run --horovod` accepts; those without meaning are ignored."""
 
 from __future__ import annotations
 
@@ -58,7 +54,7 @@ class _Idle(argparse.Action):
 
 
 def variables(arguments: argparse.Namespace) -> dict[str, str]:
-    """What the ranks get for them; local."""
+    """Return the variables for the ranks; local."""
     found = {
         "HOROVOD_TIMELINE": arguments.timeline_filename,
         "HSGD_INTERFACES": arguments.network_interfaces,
@@ -67,15 +63,12 @@ def variables(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def without_meaning(arguments: argparse.Namespace) -> list[str]:
-    """The options that were given and change nothing; local."""
+    """Return the given options that change nothing; local."""
     return list(arguments._idle or ())
 
 
 def read_hostfile(path: str) -> str:
-    """A host list, node1:2,node2:2, from lines as "node1 slots=2" or "node1:2"; local.
-
-    Raises LaunchError for other lines, or none.
-    """
+    """Return a host list from "node1 slots=2" or "node1:2" lines; local. LaunchError."""
     try:
         text = Path(path).read_text()
     except OSError as error:
@@ -87,10 +80,7 @@ def read_hostfile(path: str) -> str:
 
 
 def read_host_lines(text: str, source: str, slots: int) -> str:
-    """As read_hostfile(), from text; empty where it names no host; local.
-
-    source: whose lines they are, for errors. slots: of hosts for which no number is given.
-    """
+    """Return a host list as read_hostfile(), perhaps empty; `slots` of hosts without a number."""
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()

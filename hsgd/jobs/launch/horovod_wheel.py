@@ -1,13 +1,13 @@
 """Builds the Horovod wheel that fits: `python -m hsgd.jobs.launch.horovod_wheel --install`.
 
-Owns the recipe for Horovod 0.28.1 with MPI and Gloo for the torch and the MPI of the running
-interpreter, and the cache of finished wheels. Never changes the environment unless --install is
-given. Runs as a plain file too, with the standard library alone: it may come before hsgd.
+Builds Horovod 0.28.1 with MPI and Gloo for the torch and the MPI of the running interpreter, and
+caches finished wheels. The environment changes only with --install. Also runs as a plain file, with
+only the standard library: hsgd need not be installed.
 
 Horovod's last release compiles its torch part as C++14 and torch needs C++17, so the compiler is
 called through a wrapper that replaces the flag. The wrapper also makes the run-time search paths
-relative: a wheel from the cache must take the libmpi of the environment that it is installed in,
-not of the one that it was built in.
+relative: a wheel from the cache must use the libmpi of the environment that it is installed in, not
+of the one that it was built in.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from typing import TextIO
 
 if __package__:
     from hsgd.jobs.launch import mpi_compiler
-else:  # run as a plain file: this folder is on the path, the package may not be installed
+else:  # a plain file: this folder is on the path, the package may be missing
     import mpi_compiler  # type: ignore[import-not-found, no-redef, unused-ignore]
 
 __all__ = ["build_wheel", "install_wheel", "main"]
 
 HOROVOD = "0.28.1"
-RECIPE = 1  # part of the cache key: raise it when the way of building changes
+RECIPE = 1  # part of the cache key: raise it if the recipe changes
 RUN_TIME = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")
 BUILD_TIME = ("setuptools>=65,<81", "wheel", "cmake>=3.13,<4", *RUN_TIME)
 LIMIT_S = 3600
@@ -69,7 +69,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """What a wheel is built for."""
+    """Versions and tools that a wheel is built for."""
 
     torch: str
     mpi: mpi_compiler.MpiCompiler
@@ -87,7 +87,7 @@ class Target:
 
 
 def _vector_flags() -> list[str]:
-    """Those of the vector extensions that Horovod's build takes from the machine."""
+    """Return the vector extensions that Horovod's build would take from this machine."""
     with contextlib.suppress(OSError):
         found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
         return sorted({"avx", "f16c", "fma"} & set(found.group(1).split())) if found else []
@@ -118,7 +118,7 @@ def find_target() -> Target:
 
 
 def _rpaths(mpi: mpi_compiler.MpiCompiler) -> tuple[str, ...]:
-    """Where torch and libmpi lie: relative if they move with the environment, else absolute."""
+    """Return the paths of torch and libmpi; relative if they move with the environment."""
     library = os.path.join(sysconfig.get_path("platlib"), "horovod", "torch")
     wanted = ["$ORIGIN/../../torch/lib"]
     if mpi.library_dir:
@@ -128,7 +128,7 @@ def _rpaths(mpi: mpi_compiler.MpiCompiler) -> tuple[str, ...]:
 
 
 def cache_folder(asked: str | None) -> Path:
-    """--cache, else $HSGD_CACHE, else $XDG_CACHE_HOME/hsgd, else ~/.cache/hsgd."""
+    """Return --cache, else $HSGD_CACHE, else $XDG_CACHE_HOME/hsgd, else ~/.cache/hsgd."""
     if asked or os.environ.get("HSGD_CACHE"):
         return Path(asked or os.environ["HSGD_CACHE"]).expanduser().resolve() / "horovod"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -136,7 +136,7 @@ def cache_folder(asked: str | None) -> Path:
 
 
 def build_wheel(cache: Path, target: Target) -> Path:
-    """The wheel for `target`, from the cache or built now (2 to 4 minutes on two cores)."""
+    """Return the wheel for `target`, from the cache or built (2 to 4 minutes on two cores)."""
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache / f"{target.key}.lock"):
         found = sorted((cache / target.key).glob("horovod-*.whl"))
@@ -181,7 +181,7 @@ def _build(folder: Path, target: Target, log: Path) -> Path:
             )
         )
         wrapper.chmod(0o755)
-        # pip's own cache does not know torch or MPI: it must neither give nor keep this wheel.
+        # pip's own cache does not depend on torch or MPI, so this wheel must stay out of it.
         command = [*pip, "wheel", "-v", "--no-cache-dir", "--no-build-isolation", "--no-deps"]
         command += ["--no-binary", "horovod", "--wheel-dir", str(wheels), f"horovod=={HOROVOD}"]
         _run("compiling", command, _build_environment(tools, wrapper, target), out)
@@ -211,7 +211,7 @@ def _build_environment(tools: Path, wrapper: Path, target: Target) -> dict[str, 
 
 
 def _run(what: str, command: list[str], environment: dict[str, str], log: TextIO) -> None:
-    """Runs `command` in its own process group, output to `log`; shows the user the time elapsed."""
+    """Run `command` in its own process group, output to `log`; show the elapsed time."""
     path = Path(log.name)
     started = time.monotonic()
     process = subprocess.Popen(
@@ -256,7 +256,7 @@ def _ends_within(process: subprocess.Popen[bytes], limit_s: float) -> bool:
 
 
 def install_wheel(wheel: Path) -> None:
-    """Installs the wheel and what it needs, unless it is the one installed; then imports it."""
+    """Install the wheel and its requirements, unless it is installed; then import it."""
     if f"/{wheel.parent.name}/" in _installed_url():
         say(f"this build of Horovod is installed already: {wheel.parent.name}")
     else:
@@ -296,7 +296,7 @@ def say(line: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m hsgd.jobs.launch.horovod_wheel", description=__doc__
     )

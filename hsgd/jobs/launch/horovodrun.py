@@ -1,10 +1,8 @@
-"""What `horovodrun --plugin` changes in a launch. The start-up hook calls it when Horovod's
-launcher is loaded.
+"""`horovodrun --plugin`: its option, the checks before a launch, and the mpirun command line.
 
-Owns the --plugin option, the checks before anything is started, and the replacement of Horovod's
-mpirun command line, which Open MPI 5 and MPICH 5 refuse (Horovod 0.28.1,
-horovod/runner/mpi_run.py). Never changes a launch without the plugin, and lets Horovod do the rest:
-host checks, interface probes, settings.
+The start-up hook calls extend() when Horovod's launcher is loaded. Open MPI 5 and MPICH 5 refuse
+Horovod's own command line (Horovod 0.28.1, horovod/runner/mpi_run.py). A launch without the plugin
+does not change, and Horovod does the rest: host checks, interface probes, settings.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ ALTERNATIVES = (
 
 
 class _Arguments(ModuleType):
-    """argparse as Horovod's launcher sees it: its parser also knows --plugin."""
+    """argparse for Horovod's launcher: its parser also knows --plugin."""
 
     def __init__(self) -> None:
         super().__init__(argparse.__name__)
@@ -57,8 +55,7 @@ class _Arguments(ModuleType):
 
 
 def extend(launcher: ModuleType) -> None:
-    """Give the module horovod.runner.launch its --plugin option; local, called once when it is
-    loaded."""
+    """Add the --plugin option to horovod.runner.launch; local, called once when it is loaded."""
     launcher.argparse = _Arguments()  # type: ignore[attr-defined]
     launcher._run = _with_plugin(launcher, launcher._run)  # type: ignore[attr-defined]
 
@@ -90,8 +87,7 @@ def _stop(error: Exception) -> NoReturn:
 
 @contextmanager
 def _replaced(launcher: Any, plugin: str) -> Iterator[None]:
-    """The plugin's environment and mpi_run for one launch; horovod.run() returns and may launch
-    again without it."""
+    """Set the plugin's environment and mpi_run for one launch, and restore them."""
     variable, original = os.environ.get(preload.VARIABLE), launcher.mpi_run
     os.environ[preload.VARIABLE] = plugin
     launcher.mpi_run = mpi_run
@@ -106,10 +102,9 @@ def _replaced(launcher: Any, plugin: str) -> Iterator[None]:
 
 
 def check_launch(launcher: Any, args: Any, plugin: str) -> None:
-    """Raise LaunchError for a launch in which the plugin could not work; local, blocking, starts no
-    rank.
+    """Raise LaunchError if the plugin cannot work in this launch; local, blocking, starts no rank.
 
-    Also mends `args`: horovod.run() passes cycle_time_ms and cache_capacity as (None,), which
+    Also repairs `args`: horovod.run() passes cycle_time_ms and cache_capacity as (None,), which
     Horovod reads as 0.
     """
     preload.check_plugin(plugin)
@@ -155,7 +150,7 @@ def mpi_run(
     stdout: Any = None,
     stderr: Any = None,
 ) -> None:
-    """In place of horovod.runner.mpi_run.mpi_run: its settings, in words that MPI 5 understands.
+    """Start the job in place of horovod.runner.mpi_run.mpi_run, by arguments that MPI 5 accepts.
 
     Replaces this process by mpirun, unless settings.run_func_mode; then it raises RuntimeError for
     a failed job.

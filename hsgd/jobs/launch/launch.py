@@ -1,8 +1,4 @@
-"""Starts jobs with MPI: finds the launcher, and plans `hsgd run`.
-
-Owns the choice of an mpirun, the environment of a job and where ranks go when nobody says. Never
-starts anything itself: the caller gets the words, which mpirun.py writes, and the variables.
-"""
+"""Launch of jobs with MPI: choice of an mpirun, and the plan of `hsgd run`."""
 
 from __future__ import annotations
 
@@ -50,7 +46,7 @@ _PLACEMENT = (
     "rankfile",
     "rf",
 )
-# Words, or parts of them, by which rank 0 need not run on the first host of a list.
+# Arguments with which rank 0 may run on another host than the first of a list.
 _MOVES_RANK_0 = re.compile(
     r"nolocal|no_schedule_local|skip-launch-node|rank_?file|(?:^|:)seq(?:$|:)", re.I
 )
@@ -58,21 +54,20 @@ _VERSION_LIMIT_S = 60
 
 
 class NoLauncher(LaunchError):
-    """There is no mpirun."""
+    """No mpirun was found."""
 
 
 def cores() -> int:
-    """Cores that this process may use, by affinity and the quota of its cgroups; local."""
+    """Return the cores that this process may use, by affinity and cgroup quota; local."""
     try:
         from hsgd import _native
-    except ImportError:  # `hsgd info` says what is wrong
+    except ImportError:  # `hsgd info` explains the reason
         return len(os.sched_getaffinity(0))
     return _native.usable_cores()
 
 
 def identify(path: str) -> Launcher:
-    """Ask a launcher what it is, by --version; local, blocking. Raises LaunchError when it does not
-    run."""
+    """Identify a launcher by --version; local, blocking. LaunchError if it does not run."""
     try:
         child = answer_of([path, "--version"], _VERSION_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -100,11 +95,10 @@ def identify(path: str) -> Launcher:
 
 
 def find_launcher(environ: Mapping[str, str], abi: str | None = None) -> Launcher:
-    """The mpirun to use: on PATH, beside the interpreter, or of an MPI that hsgd was built with;
-    local, blocking.
+    """Return the mpirun to use; local, blocking. LaunchError if there is none.
 
-    The first one of an MPI that hsgd was built for, and that has the ABI, if one is asked for.
-    Raises LaunchError when there is none.
+    It is the first on PATH, beside the interpreter, or of an MPI that hsgd was built with, that
+    belongs to an MPI that hsgd was built for, and has the ABI, if one is given.
     """
     known = built.read().mpis
     places = [environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
@@ -128,13 +122,12 @@ def find_launcher(environ: Mapping[str, str], abi: str | None = None) -> Launche
 
 
 def _starts(launcher: Launcher, abis: Sequence[str]) -> bool:
-    """Programs of the standard ABI are started by the launcher of whichever MPI has it."""
+    """Return whether it starts programs of these ABIs; every MPI starts the standard one's."""
     return launcher.abi in abis or (launcher.abi is not None and mpi_abi.STANDARD in abis)
 
 
 def abi_of(launcher: Launcher) -> str | None:
-    """Which interposer to preload into what it starts; the MPI of the program then decides; local.
-    None: not known."""
+    """Return the ABI of the interposer for started programs, or None; local."""
     present = mpi_abi.present()
     if launcher.abi not in present and mpi_abi.STANDARD in present:
         return mpi_abi.STANDARD
@@ -142,7 +135,7 @@ def abi_of(launcher: Launcher) -> str | None:
 
 
 def job_environment(launcher: Launcher, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the launcher itself gets on top of `environ`; local."""
+    """Return the variables that the launcher itself gets on top of `environ`; local."""
     added = {preload.VARIABLE: preload.plugin_of(environ) or preload.INTERPOSER}
     if launcher.kind == "Open MPI" and os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -150,7 +143,7 @@ def job_environment(launcher: Launcher, environ: Mapping[str, str]) -> dict[str,
 
 
 def exported(environ: Mapping[str, str]) -> list[str]:
-    """Names of the variables that ranks on other hosts get, sorted; local."""
+    """Return the names of the variables that ranks on other hosts get, sorted; local."""
     return sorted(
         name for name in environ if name in EXPORTED or name.startswith(EXPORTED_PREFIXES)
     )
@@ -163,12 +156,11 @@ def plan_run(
     mpi_args: Sequence[str],
     environ: Mapping[str, str],
 ) -> tuple[list[str], dict[str, str]]:
-    """Words and added variables of `hsgd run`; local, blocking. Raises LaunchError when the job
-    cannot start.
+    """Return the command and added variables of `hsgd run`; local, blocking.
 
-    The ranks get the interposer by LD_PRELOAD, so this needs neither Horovod nor the start-up hook,
-    and the variables of torch.distributed.
-    Without a host list the ranks run here, unless a resource manager or mpi_args place them.
+    The ranks get the interposer by LD_PRELOAD, without Horovod or the start-up hook, and the
+    variables of torch.distributed. Without a host list they run here, unless a resource manager or
+    mpi_args place them. Raises LaunchError if the job cannot start.
     """
     launcher = find_launcher(environ)
     library = preload.library(abi_of(launcher))
@@ -204,8 +196,10 @@ def plan_run(
 
 
 def _hosts_for_mpirun(launcher: Launcher, ranks: int, environ: Mapping[str, str]) -> str | None:
-    """Those of a resource manager that this mpirun need not know, or this one; None where it knows
-    them. Open MPI reads Slurm's variables always, and others only where it was built for them.
+    """Return the hosts that this mpirun needs to be given; None if it knows them.
+
+    They are a resource manager's, or this one. Open MPI always reads Slurm's variables, and others
+    only if it was built for them.
     """
     if not is_managed(environ):
         return f"localhost:{ranks}"
@@ -215,7 +209,7 @@ def _hosts_for_mpirun(launcher: Launcher, ranks: int, environ: Mapping[str, str]
 
 
 def read_command(words: Sequence[str], added: Mapping[str, str]) -> str:
-    """The command as one line for a shell; local."""
+    """Return the command as one line for a shell; local."""
     return shlex.join(
         [*(["env"] if added else []), *(f"{n}={v}" for n, v in added.items()), *words]
     )

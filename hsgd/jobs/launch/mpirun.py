@@ -1,10 +1,4 @@
-"""The mpirun command line of a job, for Open MPI 4 and 5, for MPICH and for Intel MPI (each with a
-Hydra of its own). Pure but for one parameter file.
-
-Owns what each launcher wants to be told: placement, binding, environment, transport settings. Never
-starts anything, and never overrides what the user said on the command line, in the environment or
-in Open MPI's parameter file.
-"""
+"""The mpirun command of a job, for Open MPI 4 and 5, MPICH and Intel MPI; users' settings win."""
 
 from __future__ import annotations
 
@@ -19,15 +13,15 @@ from hsgd.errors import LaunchError
 
 __all__ = ["MOST_RANKS", "Host", "Job", "Launcher", "command_line", "parse_hosts"]
 
-MOST_RANKS = 1 << 20  # of a job; launchers try any number, and take gigabytes for it
+MOST_RANKS = 1 << 20  # of a job; launchers try any number, and use gigabytes for it
 MOST_RANKS_ON_A_HOST = 4096
 _ABIS = {"Open MPI": mpi_abi.OPEN_MPI, "MPICH": mpi_abi.MPICH, "Intel MPI": mpi_abi.MPICH}
-LARGE_CLUSTER = 64  # hosts from which on ssh is not started through a tree, as in Horovod
+LARGE_CLUSTER = 64  # hosts from which on ssh does not start through a tree, as in Horovod
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """An mpirun and what it is."""
+    """An mpirun and its kind."""
 
     path: str
     kind: str  # "Open MPI", "MPICH", "Intel MPI" or "unknown MPI"
@@ -39,7 +33,7 @@ class Launcher:
 
     @property
     def abi(self) -> str | None:
-        """That of the programs it starts, unless they have the standard one; None: not known."""
+        """The ABI of programs that it starts, unless that is the standard one; None if unknown."""
         return _ABIS.get(self.kind)
 
     @property
@@ -59,33 +53,33 @@ class Host:
         own = socket.gethostname()
         if self.name in ("localhost", "127.0.0.1", own):
             return True
-        # One of both may lack the domain; "10.0.0.1" is an address.
+        # One of the two names may lack the domain; "10.0.0.1" is an address.
         short = own.split(".")[0]
         return self.name == short or ("." not in own and self.name.split(".")[0] == own)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to start: ranks, places and settings, in words that no MPI owns."""
+    """Job to start: ranks, places and settings, independent of the MPI."""
 
     command: tuple[str, ...]
     ranks: int
-    cores: int  # of one host; the hosts of a job are taken to be alike
+    cores: int  # of one host; all hosts are assumed to be alike
     hosts: tuple[Host, ...] = ()  # empty: the launcher places ranks (resource manager, or mpi_args)
-    export: tuple[str, ...] = ()  # names of variables that reach other hosts
-    define: Mapping[str, str] = field(default_factory=dict)  # variables of the ranks alone
+    export: tuple[str, ...] = ()  # names of variables for other hosts
+    define: Mapping[str, str] = field(default_factory=dict)  # variables only of the ranks
     mpi_args: tuple[str, ...] = ()  # the user's own arguments, last
     binding_args: tuple[str, ...] = ()  # replace the default, no binding (Open MPI only)
     interfaces: tuple[str, ...] = ()
     ssh_args: tuple[str, ...] = ()
-    horovod_transport: bool = False  # what Horovod's launcher tells Open MPI: pml ob1
+    horovod_transport: bool = False  # Horovod's setting for Open MPI: pml ob1
     tag_output: bool = False
     timestamp_output: bool = False
     output_path: str | None = None
 
     @property
     def ranks_by_host(self) -> list[tuple[str, int]]:
-        """The first hosts are filled first; those that get no rank are left out."""
+        """Ranks of each host that has some; the first hosts are filled first."""
         left, found = self.ranks, []
         for host in self.hosts:
             if left > 0:
@@ -99,8 +93,7 @@ class Job:
 
 
 def parse_hosts(text: str, ranks: int) -> tuple[Host, ...]:
-    """Read "node1:2,node2:2" (a name alone has one slot); local. Raises LaunchError for anything
-    else."""
+    """Read "node1:2,node2:2" (a name alone has one slot); local. LaunchError if invalid."""
     hosts = []
     for item in (item.strip() for item in text.split(",")):
         match = re.fullmatch(r"([\w.-]+)(?::([0-9]+))?", item)
@@ -121,8 +114,7 @@ def parse_hosts(text: str, ranks: int) -> tuple[Host, ...]:
 
 
 def command_line(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[str]:
-    """The words that start `job`; local. Raises LaunchError when the launcher is of neither Open
-    MPI, MPICH nor Intel MPI."""
+    """Return the words that start `job`; local. LaunchError if the launcher's MPI is unknown."""
     if job.ranks > MOST_RANKS:
         raise LaunchError(f"{job.ranks} ranks are more than a job has; give 1 to {MOST_RANKS}")
     if job.most_ranks_on_a_host > MOST_RANKS_ON_A_HOST:
@@ -174,7 +166,6 @@ def _open_mpi(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[
 
 
 def _open_mpi_prefix(launcher: Launcher, job: Job) -> list[str]:
-    """Where other hosts find the same MPI, which need not be on their PATH."""
     prefix = str(Path(launcher.path).parent.parent)
     return (
         []
@@ -185,7 +176,7 @@ def _open_mpi_prefix(launcher: Launcher, job: Job) -> list[str]:
 
 def _open_mpi_settings(job: Job) -> dict[str, str]:
     settings = {}
-    if not _only_here(job):  # with one, both directions together get the rate of one
+    if not _only_here(job):  # with one link, both directions share its rate
         settings["btl_tcp_links"] = "4"
     if job.most_ranks_on_a_host > job.cores:
         settings["mpi_yield_when_idle"] = "1"  # a spinning rank holds the core that another needs
@@ -223,7 +214,7 @@ def _mpich(launcher: Launcher, job: Job) -> list[str]:
 
 
 def _intel_mpi(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[str]:
-    """Its Hydra has no slots in host lists, but arguments for each host."""
+    """Return the command for Intel's Hydra, with arguments for each host instead of slots."""
     words = [launcher.path]
     if job.tag_output:
         words.append("-l")
@@ -244,7 +235,7 @@ def _intel_mpi(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list
 
 
 def _only_here(job: Job) -> bool:
-    """Whether all ranks run on this host; without a host list nobody knows."""
+    """Return whether all ranks run on this host; False without a host list."""
     return bool(job.hosts) and all(host.is_here for host in job.hosts)
 
 

@@ -1,12 +1,10 @@
-"""The interposer: where it is, whether it loads here, and whether Horovod's calls really reach it.
+"""The interposer: its path, loading it here, and a proof that Horovod's calls reach it.
 
 It is two libraries for each ABI of MPI (hsgd.base.mpi_abi): libhsgd_preload, which programs preload
-and which needs libc alone, and its engine libhsgd_pmpi, which needs MPI and which the first
-collective loads. A preloaded library takes the engine for the MPI that the program runs, whatever
-ABI it was chosen for itself: these differ in the names that they take. Owns the loading of the
-first one into this process and the proof that MPI_Allreduce of a loaded Horovod is bound to it.
-Never imports Horovod, MPI or torch, and never lets a process go on flat where two levels were asked
-for: what cannot work raises LaunchError.
+and which needs only libc, and its engine libhsgd_pmpi, which needs MPI and which the first
+collective loads. A preloaded library loads the engine for the MPI that the program runs, whichever
+ABI it has itself: preloaded libraries differ only in their names. Nothing here imports Horovod, MPI
+or torch, and no process continues flat if two levels were requested: LaunchError instead.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ __all__ = [
 AS_HOROVOD = "hsgd"
 INTERPOSER = "hsgd-mpi"
 PLUGINS = (AS_HOROVOD, INTERPOSER)
-"""The first gives scripts hsgd.torch for horovod.torch, and other frameworks the second."""
+"""With the first, scripts get hsgd.torch for horovod.torch, other frameworks the second."""
 VARIABLE = "HOROVOD_PLUGIN"
 REBUILD = "build Horovod for this MPI with: python -m hsgd.jobs.launch.horovod_wheel --install"
 _SYMBOL = "MPI_Allreduce"
@@ -65,14 +63,12 @@ _CHECK_LIMIT_S = 60
 
 
 def library(abi: str | None = None) -> Path:
-    """Path of the library to preload into programs of that ABI, or of the first one that hsgd was
-    built for; local. Raises LaunchError when it was not built."""
+    """Return the library to preload for that ABI, or the first; local. LaunchError if not built."""
     return _built("preload", abi)
 
 
 def engine(abi: str | None = None) -> Path:
-    """Path of the library beside it that needs MPI; local. Raises LaunchError when one of them was
-    not built."""
+    """Return the path of its engine; local. LaunchError if either library was not built."""
     library(abi)
     return _built("pmpi", abi)
 
@@ -94,10 +90,10 @@ def _built(kind: str, abi: str | None) -> Path:
 
 
 def check_loadable(path: str | Path) -> None:
-    """Preload `path` into a fresh interpreter, and load its engine there; local, blocking. Raises
-    LaunchError with the linker's reason.
+    """Preload `path` into a new interpreter, and load its engine there; local, blocking.
 
-    Because without its engine or its libmpi all calls of a job would stay with MPI.
+    Raises LaunchError with the linker's reason: without the engine or its libmpi, MPI would serve
+    all calls of a job.
     """
     environ = {**os.environ, "LD_PRELOAD": str(path)}
     try:
@@ -123,9 +119,8 @@ def _engine_of(path: str | Path) -> Path:
 
 
 def loadable(abi: str | None) -> Path:
-    """Path of the library to preload, checked to load; of the first ABI that does where none is
-    asked for; local, blocking. Raises LaunchError."""
-    library(abi)  # what is missing altogether is said first
+    """Return the first interposer (of `abi`) that loads here; local, blocking. LaunchError."""
+    library(abi)  # reports libraries that were not built first
     failure = None
     for each in [abi] if abi else mpi_abi.present():
         path = library(each)
@@ -140,7 +135,7 @@ def loadable(abi: str | None) -> Path:
 
 
 def is_active() -> bool:
-    """Whether the interposer is in this process and ahead of libmpi; local."""
+    """Return whether the interposer is in this process and before libmpi; local."""
     return _is_ours(elf.first_definition(_SYMBOL))
 
 
@@ -150,11 +145,10 @@ def _is_ours(path: str | None) -> bool:
 
 
 def load() -> None:
-    """Load the interposer into this process so that libraries loaded later call it; local,
-    idempotent.
+    """Load the interposer into this process, so that libraries loaded later call it; local.
 
-    Raises LaunchError when it is missing, does not load, or comes behind a libmpi that is visible
-    already.
+    A second call does nothing. Raises LaunchError if the interposer is missing, does not load, or
+    comes after a libmpi that is visible already.
     """
     if is_active():
         return
@@ -173,14 +167,13 @@ def load() -> None:
 
 
 def load_for_plugin() -> None:
-    """What HOROVOD_PLUGIN=... asks of a worker, before Horovod's MPI library is loaded; local."""
+    """Load the interposer for HOROVOD_PLUGIN, before Horovod's MPI library is loaded; local."""
     check_plugin(plugin_of(os.environ))
     load_for_horovod()
 
 
 def load_for_horovod() -> None:
-    """Load the interposer for Horovod; local, idempotent. Raises LaunchError when Horovod would not
-    use it."""
+    """Load the interposer for Horovod, at most once; LaunchError if it has no effect; local."""
     refuse_other_backends(os.environ)
     check_horovod()
     if _loaded_horovod():
@@ -200,7 +193,7 @@ def check_plugin(name: str) -> None:
 
 
 def refuse_other_backends(environ: Mapping[str, str]) -> None:
-    """Raise LaunchError when Horovod's own variables choose something other than MPI."""
+    """Raise LaunchError if Horovod's own variables choose something other than MPI."""
     for variable in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):
         value = environ.get(variable, "mpi")
         if value.lower() != "mpi":
@@ -212,8 +205,7 @@ def refuse_other_backends(environ: Mapping[str, str]) -> None:
 
 
 def horovod_libraries() -> list[Path]:
-    """Horovod's compiled libraries, one per framework; local. Empty when Horovod is not
-    installed."""
+    """Return Horovod's compiled libraries, one per framework, or none; local."""
     spec = importlib.util.find_spec("horovod")
     folders = spec.submodule_search_locations if spec else None
     return sorted(
@@ -223,7 +215,7 @@ def horovod_libraries() -> list[Path]:
 
 def check_horovod() -> None:
     """Raise LaunchError unless Horovod was built with an MPI that hsgd was built for; local."""
-    library(), engine()  # what is missing altogether is said first
+    library(), engine()  # reports libraries that were not built first
     present = mpi_abi.present()
     for path in horovod_libraries():
         theirs = elf.read_library(path).mpi
@@ -237,13 +229,12 @@ def check_horovod() -> None:
 
 
 def _own_mpis() -> set[str | None]:
-    """What the engines need: a vendor's MPI has a name of its own."""
+    """Return the MPI libraries of the engines: a vendor's MPI has its own name."""
     return {elf.read_library(engine(abi)).mpi for abi in mpi_abi.present()}
 
 
 def abi_of_horovod() -> str | None:
-    """That of the MPI that Horovod was built with; local. None without Horovod, and for a vendor's
-    MPI."""
+    """Return the ABI of Horovod's MPI; local. None without Horovod, and for a vendor's MPI."""
     needed = (elf.read_library(path).mpi for path in horovod_libraries())
     return next(filter(None, map(mpi_abi.of_soname, needed)), None)
 
@@ -254,11 +245,11 @@ def _loaded_horovod() -> list[str]:
 
 
 def verify_horovod() -> None:
-    """Prove that each loaded Horovod library calls the interposer, and that its engine loads;
-    local. Raises LaunchError when one does not.
+    """Check that each loaded Horovod library calls the interposer, and its engine loads; local.
 
-    Horovod is linked with -z now: its calls are bound when it is loaded, and an interposer that
-    comes later catches nothing and says nothing. So this reads the binding itself.
+    Horovod is linked with -z now: its calls are bound when it is loaded, and an interposer that is
+    loaded later has no effect, without an error. So this reads the binding itself. Raises
+    LaunchError.
     """
     loaded = _loaded_horovod()
     for path in loaded:

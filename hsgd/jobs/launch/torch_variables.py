@@ -1,8 +1,4 @@
-"""The variables by which torch.distributed meets, for ranks that an mpirun starts.
-
-Owns how a rank gets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from its launcher's
-variables, and where rank 0 of a job serves torch's store. Never imports torch.
-"""
+"""Variables of torch.distributed for ranks that an mpirun starts; torch is not imported."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from hsgd.jobs.launch.mpirun import Host, Launcher
 
 __all__ = ["command_of_rank", "meeting"]
 
-_PORTS = (20000, 32000)  # below those that Linux gives to clients (ip_local_port_range)
+_PORTS = (20000, 32000)  # below Linux's ports for clients (ip_local_port_range)
 _ROWS = {
     kind: next(row for row in LAUNCHERS if row.rank == rank)
     for kind, rank in (
@@ -30,7 +26,7 @@ _ROWS = {
 
 
 def command_of_rank(launcher: Launcher, command: Sequence[str]) -> tuple[str, ...]:
-    """The command of a rank, which sets its variables first; local."""
+    """Return the command of a rank, which sets its variables first; local."""
     row = _ROWS.get(launcher.kind)
     if row is None:
         return tuple(command)
@@ -47,11 +43,10 @@ def command_of_rank(launcher: Launcher, command: Sequence[str]) -> tuple[str, ..
 def meeting(
     hosts: Sequence[Host], environ: Mapping[str, str], *, placed: bool = False
 ) -> dict[str, str]:
-    """MASTER_ADDR and MASTER_PORT, as the user gave them, if so; empty if nobody knows where
-    rank 0 will run; local.
+    """Return MASTER_ADDR and MASTER_PORT; values of the user come first; local.
 
-    hosts: of the ranks, the first one that of rank 0; empty: a resource manager's. placed: words of
-    the user for mpirun place rank 0.
+    `hosts` are those of the ranks, the first one that of rank 0; if empty, a resource manager's.
+    Returns {} if the host of rank 0 is unknown, or `placed` by the user's arguments for mpirun.
     """
     given = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
     if len(given) == 2:
@@ -70,7 +65,6 @@ def meeting(
 
 
 def _free_port(is_here: bool) -> int:
-    """A port for torch's store on the first host; elsewhere it may be taken, which torch says."""
     if not is_here:
         return random.SystemRandom().randrange(*_PORTS)
     with socket.socket() as probe:

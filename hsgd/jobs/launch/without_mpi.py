@@ -1,8 +1,4 @@
-"""Jobs without MPI: torchrun here, or one on each host, where `hsgd run` finds no mpirun.
-
-Owns the words of torchrun, and the processes of those that it starts on other hosts.
-Nothing but torchrun starts ranks; hsgd.Comm(), hsgd.init() and the backend "hsgd" meet under it.
-"""
+"""Jobs without MPI, if `hsgd run` finds no mpirun: torchrun here, or one on each host."""
 
 from __future__ import annotations
 
@@ -33,11 +29,11 @@ def plan(
     environ: Mapping[str, str],
     export: Sequence[str],
 ) -> list[list[str]]:
-    """The words that start the ranks, one command for each host that gets some; local.
+    """Return the commands that start the ranks, one for each host that gets some; local.
 
-    hosts: None takes those of a resource manager, and this one without one. export: names of the
-    variables of `environ` that reach other hosts.
-    Raises LaunchError for a wrong host list or allocation, MissingExtra without torch.
+    Without `hosts` they run on those of a resource manager, or here. Other hosts get the variables
+    named in `export`. Raises LaunchError for a wrong host list or allocation, MissingExtra without
+    torch.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra(
@@ -70,15 +66,15 @@ def plan(
 
 
 def run_all(commands: Sequence[Sequence[str]]) -> int:
-    """Run the commands of a job beside one another, until one fails, which ends the others, or all
-    have ended; blocking, in the main thread. All get the secret of the job. The first exit code
-    that is not 0; 130 and 143 where SIGINT and SIGTERM ended them. Raises LaunchError where one
-    cannot start.
+    """Run a job's commands in parallel; return the first exit code that is not 0, else 0.
+
+    Blocking, in the main thread. If one fails, the others are ended; 130 and 143 after SIGINT and
+    SIGTERM. All get the secret of the job. Raises LaunchError if one cannot start.
     """
     secret = draw_job_secret()
     environ = {**os.environ, JOB_SECRET: secret}
     started: list[subprocess.Popen[bytes]] = []
-    caught: list[int] = []  # an exception would come between the start of a process and its note
+    caught: list[int] = []  # an exception could come before `started` has a process
     before = {
         number: signal.signal(number, lambda number, _: caught.append(number))
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -101,7 +97,6 @@ def run_all(commands: Sequence[Sequence[str]]) -> int:
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], caught: Sequence[int]) -> int:
-    """Until one has failed, a signal was caught, or all have ended."""
     left = list(started)
     while left:
         if caught:
@@ -116,7 +111,6 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], caught: Sequence[int]) -> 
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Those that still run: politely, then not."""
     for process in started:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -131,7 +125,6 @@ def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _places(hosts: Sequence[Host], ranks: int) -> list[tuple[Host, int]]:
-    """How many ranks each host gets, the first ones as many as they take."""
     places = []
     for host in hosts:
         count = min(ranks, host.slots)

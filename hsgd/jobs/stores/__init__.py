@@ -1,3 +1,3 @@
-"""Stores of keys and values in which the ranks of a job read what others wrote."""
+"""Key-value stores, by which the ranks of a job exchange values."""
 
 __all__: list[str] = []

@@ -1,8 +1,4 @@
-"""The store of a job that `hsgd run --min-np` started, as its workers see it.
-
-Owns the keys by which agents say that a world is broken. Never waits longer than a world lasts: a
-rank that was lost before it met the others would otherwise be waited for until the deadline.
-"""
+"""The store of a job of `hsgd run --min-np`; waits of its workers end if their world breaks."""
 
 from __future__ import annotations
 
@@ -19,11 +15,11 @@ from hsgd.jobs.stores.sealed_store import sealed
 __all__ = ["AgentStore", "broken_key", "connect", "open_store", "serve_store"]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
-_LOOK_S = 0.4  # between looks at the world
+_LOOK_S = 0.4  # between checks of the world
 
 
 def broken_key(world: int) -> str:
-    """Where an agent writes which rank of a world was lost, and how: "RANK TEXT"; local."""
+    """Return the key with the lost rank of a world, and its end: "RANK TEXT"; local."""
     return f"hsgd/agent/broken/{world}"
 
 
@@ -35,28 +31,23 @@ class AgentStore:
         self._sealed = sealed(store)
 
     def set(self, key: str, value: str) -> None:
-        """Keep a value."""
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """The value of a key that is there."""
         return bytes(self._store.get(key))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which begins with 0; what it then is."""
         return int(self._store.add(key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there; at once."""
         return bool(self._store.check(keys))
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return when all keys are there. Raises PeerLost when the world is broken, TimeoutError
-        after `timeout`."""
+        """Wait until all keys exist; PeerLost if the world breaks, TimeoutError after `timeout`."""
         now = time.monotonic()
         end, next_look = now + timeout.total_seconds(), now
         pause_s = _FIRST_PAUSE_S
-        while not self._store.check(keys):  # wait() of a TCPStore logs each time that it ends early
+        while not self._store.check(keys):  # a TCPStore's wait() logs each time-out
             now = time.monotonic()
             if now >= next_look:
                 self._check_world()
@@ -75,7 +66,7 @@ class AgentStore:
 
 
 def connect(timeout_s: float) -> AgentStore:
-    """The store of this job, at MASTER_ADDR and MASTER_PORT; blocking. Raises LaunchError."""
+    """Return the store of this job, at MASTER_ADDR and MASTER_PORT; blocking. LaunchError."""
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     try:
         return AgentStore(open_store(host, int(port), timeout_s))
@@ -87,8 +78,7 @@ def connect(timeout_s: float) -> AgentStore:
 
 
 def open_store(host: str, port: int, timeout_s: float) -> Any:
-    """A connection to a store of torch.distributed, one of its own; blocking. Raises RuntimeError
-    when nobody serves it."""
+    """Open a separate connection to a store of torch.distributed; blocking. RuntimeError."""
     import torch.distributed
 
     dist: Any = torch.distributed
@@ -97,7 +87,7 @@ def open_store(host: str, port: int, timeout_s: float) -> Any:
 
 
 def serve_store(host: str, listening: socket.socket, timeout_s: float = 300.0) -> Any:
-    """A store of torch.distributed that is served at a socket, which it takes; local."""
+    """Serve a store of torch.distributed at a socket, which it takes over; local."""
     import torch.distributed
 
     import torch
@@ -111,6 +101,6 @@ def serve_store(host: str, listening: socket.socket, timeout_s: float = 300.0) -
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
         master_listen_fd=listening.detach(),
-        # The newer server takes no socket up to torch 2.7.
+        # The newer server accepts no socket up to torch 2.7.
         use_libuv=tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8),
     )

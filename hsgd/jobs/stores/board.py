@@ -1,7 +1,7 @@
-"""Board: what ranks that know no other way tell one another through a store of keys and values.
+"""Board: exchange of values through a key-value store, for ranks that are not connected yet.
 
-Owns the keys. Never carries data of collectives. Every wait has a deadline. Rank 0 gathers and
-tells all, so that a store serves a few requests per rank.
+Every wait has a deadline. Rank 0 gathers the values and publishes them, so that a store serves only
+a few requests per rank.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ _LATE, _UNEQUAL = "late", "unequal"
 
 
 class Store(Protocol):
-    """What a store must have; those of torch.distributed do. One process serves it, or a file."""
+    """Methods that a store must have, as torch.distributed's; a process serves it, or a file."""
 
     def set(self, key: str, value: str) -> None:
-        """Keep a value."""
+        """Store a value."""
 
     def get(self, key: str) -> bytes | str:
-        """The value of a key that is there."""
+        """Return the value of a key that exists."""
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which begins with 0, in one step; what it then is."""
+        """Add to a number, which begins with 0, atomically; return the sum."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there; at once."""
+        """Return whether all keys exist; never blocks."""
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return when all keys are there; RuntimeError or TimeoutError after `timeout`."""
+        """Wait until all keys exist; RuntimeError or TimeoutError after `timeout`."""
 
 
 class Board:
-    """The ranks of one meeting, which all use the same store, prefix and size.
+    """The ranks of one exchange, which all use the same store, prefix and size.
 
-    members: what the ranks are called in errors, in rank order. caller: who meets, for errors.
-    prefix: keys begin with it; it may serve several meetings, one after another.
+    Args:
+        members: numbers of the ranks in errors, in rank order.
+        prefix: of the keys; it may serve several boards, one after another.
+        caller: first word of errors.
     """
 
     def __init__(
@@ -66,11 +68,10 @@ class Board:
         self.prefix = f"{prefix}/{number - 1}"
 
     def exchange(self, what: str, value: Any, limit_s: float | None = None) -> list[Any]:
-        """Everybody's value of `what`, by rank; collective, blocking.
+        """Return every rank's value (of JSON), by rank; collective, blocking.
 
-        value: what JSON takes. limit_s: how long to wait for the others; None is `timeout_s`.
-        Raises CollectiveTimeout naming the members that are late, or saying that the store does
-        not answer, and ValueError where ranks differ about their number, on all ranks.
+        Within `limit_s`, or `timeout_s`. Raises CollectiveTimeout, which names late members, or
+        says that the store does not answer; on all ranks ValueError if they have different sizes.
         """
         key = f"{self.prefix}/{what}"
         limit_s = self.timeout_s if limit_s is None else limit_s
@@ -84,7 +85,6 @@ class Board:
         return list(found)
 
     def _tell(self, key: str, value: Any, limit_s: float) -> tuple[str, Any]:
-        """The own value, to rank 0; what that tells all."""
         self._sealed.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
         if self.rank != 0:
             return self._hear(key, limit_s)
@@ -93,7 +93,7 @@ class Board:
         return told
 
     def _gather(self, key: str, limit_s: float) -> tuple[str, Any]:
-        """What rank 0 tells the others: why they cannot meet, or the values."""
+        """Return the result of rank 0 for all: the reason of a failure, or the values."""
         end = time.monotonic() + limit_s
         values: list[Any] = []
         for rank in range(len(self.members)):

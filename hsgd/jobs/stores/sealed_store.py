@@ -1,12 +1,12 @@
-"""A store whose values only processes of the job read and write; torch's own asks nobody.
+"""SealedStore: a store whose values only processes of the job can read and write.
 
-Owns the secret of a job, which `hsgd run` draws and hands to the ranks by a variable, and the form
-of what is kept. Without one, as under a torchrun of the user's own, a store stays as it is.
+torch's own stores accept any client. `hsgd run` draws a secret for the job, and passes it to the
+ranks by a variable. Without one, as under a user's own torchrun, a store is used as it is.
 
-A value is hidden by a key stream (SHAKE-256 of key and nonce), then signed with the name of its key
-(HMAC-SHA256). What a PrefixStore adds is not signed: keys of a group have its name in them.
-Never detects that a stranger deletes a value, or writes an older one of the same key back: keys are
-used once, what comes of it is a meeting that fails.
+A value is encrypted by a key stream (SHAKE-256 of key and nonce), then signed with the name of its
+key (HMAC-SHA256). A PrefixStore's prefix is not signed: keys of a group contain its name. If a
+stranger deletes a value, or restores an older one of the same key, this is not detected: keys are
+used once, so only the set-up of a communicator fails.
 """
 
 from __future__ import annotations
@@ -30,25 +30,22 @@ _NONCE_BYTES, _SIGNATURE_BYTES = 16, 32
 
 
 class ForeignValue(LaunchError):
-    """A value in the job's store is of no process of this job."""
+    """A value in the job's store was not written by a process of this job."""
 
 
 def draw_job_secret() -> str:
-    """What nobody outside of a new job can guess; local."""
+    """Return a secret that nobody outside of a new job can guess; local."""
     return secrets.token_hex(32)
 
 
 def sealed(store: Any) -> Any:
-    """`store`, sealed with the secret of this job; itself where the job has none; local."""
+    """Return `store`, sealed with the secret of this job, or as it is without a secret; local."""
     secret = os.environ.get(JOB_SECRET, "")
     return SealedStore(store, secret) if secret else store
 
 
 class SealedStore:
-    """A Store whose values are hidden and signed. Raises ForeignValue where one is not the job's.
-
-    store: as board.Store; append() and compare_set() as those of torch.distributed.
-    """
+    """A Store like board.Store with encrypted, signed values; ForeignValue for other ones."""
 
     def __init__(self, store: Any, secret: str) -> None:
         self._store = store
@@ -57,25 +54,23 @@ class SealedStore:
         )
 
     def set(self, key: str, value: str) -> None:
-        """Keep a value."""
         self._store.set(key, self._seal(_WHOLE, key, value))
 
     def get(self, key: str) -> bytes:
-        """The value of a key that is there."""
         return self._open(key, self._kept(key))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which begins with 0; what it then is. One process at a time may."""
+        """Add to a number, which begins with 0; return the sum. Only one process at a time may."""
         number = int(self.get(key)) if self.check([key]) else 0
         self.set(key, str(number + amount))
         return number + amount
 
     def append(self, key: str, text: str) -> None:
-        """Add to the end of a value, which begins empty."""
+        """Append to a value, which begins empty."""
         self._store.append(key, self._seal(_PART, key, text) + " ")
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there, with values of the job; at once."""
+        """Return whether all keys exist, with values of the job; never blocks."""
         are_there = bool(self._store.check(keys))
         if are_there:
             for key in keys:
@@ -83,12 +78,11 @@ class SealedStore:
         return are_there
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return when all keys are there; what the store raises after `timeout`."""
+        """Wait until all keys exist; raises the store's error after `timeout`."""
         self._store.wait(keys, timeout)
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Keep `value` if the key has the value `expected`, or is not there and that is empty; what
-        it then has."""
+        """Set `value` if the value is `expected` ("" if missing); return the value after that."""
         before = self._kept(key) if self._store.check([key]) else b""
         found = self._open(key, before) if before else b""
         if found != expected.encode():
@@ -116,7 +110,7 @@ class SealedStore:
         return b"".join(piece for piece in found if piece is not None)
 
     def _reveal(self, key: str, piece: bytes) -> bytes | None:
-        """What was sealed; None where it was not with this key and secret."""
+        """Return the sealed value; None if it was not sealed with this key and secret."""
         try:
             told = base64.b64decode(piece[1:], validate=True)
         except binascii.Error:
@@ -128,11 +122,11 @@ class SealedStore:
         return self._masked(nonce, hidden)
 
     def _signature(self, kind: bytes, key: str, nonce: bytes, hidden: bytes) -> bytes:
-        name = hashlib.sha256(key.encode()).digest()  # of one length: no other split has the words
+        name = hashlib.sha256(key.encode()).digest()  # of fixed length: splits are unique
         return hmac.digest(self._signs, kind + nonce + name + hidden, "sha256")
 
     def _masked(self, nonce: bytes, text: bytes) -> bytes:
-        """Hidden, or shown again: each nonce is used for one text."""
+        """Encrypt or decrypt; each nonce is used for one text."""
         size = len(text)
         stream = hashlib.shake_256(self._hides + nonce).digest(size)
         mixed = int.from_bytes(text, "big") ^ int.from_bytes(stream, "big")

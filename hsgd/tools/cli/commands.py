@@ -1,9 +1,4 @@
-"""The `hsgd` command: run, doctor, info, status, plan, preload, trace, data, clean, completion.
-
-Owns the words and the exit codes: 0 done, 1 an error (one line on stderr; HSGD_DEBUG=1 shows the
-traceback), 2 wrong usage. Never does the work: each command is a few lines around the module that
-does.
-"""
+"""The `hsgd` command. Exit codes: 0 done, 1 an error (HSGD_DEBUG=1: traceback), 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -116,9 +111,7 @@ def _run_command(words: list[str]) -> int:
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for a command line; local. The options of `hsgd data`, which need h5py, are in it
-    only where `words` begin with "data".
-    """
+    """Make the parser; with options of `hsgd data` (h5py) only if `words` begin so; local."""
     parser = argparse.ArgumentParser(
         prog="hsgd",
         description="Two-level collectives, data reader and launcher for data-parallel training.",
@@ -254,7 +247,7 @@ def _run(arguments: argparse.Namespace) -> int | None:
     if not job:
         arguments.usage_error("no command to run; for example: hsgd run -np 2 python train.py")
     mpi_args = shlex.split(arguments.mpi_args)
-    Config.from_env()  # a malformed HSGD_* variable is told here, once, and not by every rank
+    Config.from_env()  # report a malformed HSGD_* variable here, once, and not on every rank
     _set_names(arguments)
     is_elastic = agent_cli.is_asked_for(arguments)
     if arguments.gloo and arguments.ranks is None and not is_elastic:
@@ -273,7 +266,7 @@ def _run(arguments: argparse.Namespace) -> int | None:
             )
         return _run_without_mpi(arguments, job)
     if not arguments.dry_run:
-        os.environ[JOB_SECRET] = draw_job_secret()  # by name alone in the words of mpirun
+        os.environ[JOB_SECRET] = draw_job_secret()  # only its name is in the command of mpirun
     try:
         words, added = launch.plan_run(job, arguments.ranks, arguments.hosts, mpi_args, os.environ)
     except launch.NoLauncher:
@@ -297,7 +290,7 @@ def _ranks_of_allocation(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_several(environ: Mapping[str, str]) -> None:
-    """Each would start a job of its own, which knows nothing of the others."""
+    """Refuse to run in several tasks: each would start a job of its own."""
     found = launched_once(environ)
     if found is None or found.is_alone:
         return
@@ -313,7 +306,6 @@ def _refuse_several(environ: Mapping[str, str]) -> None:
 
 
 def _named(arguments: argparse.Namespace) -> dict[str, str]:
-    """What the ranks find in their environment for --gloo, --horovod and its options."""
     names = Config.variables()
     found = horovod_options.variables(arguments)
     if arguments.gloo:
@@ -330,7 +322,7 @@ def _set_names(arguments: argparse.Namespace) -> None:
         hook.check_installed("--gloo")
     if arguments.horovod:
         hook.check_installed("--horovod")
-        as_horovod.find("horovod", hook.find_elsewhere("horovod"))  # told here, not by every rank
+        as_horovod.find("horovod", hook.find_elsewhere("horovod"))  # reported once here
     if arguments.hostfile:
         if arguments.hosts:
             arguments.usage_error("-H and --hostfile both give hosts; leave one out")
@@ -343,7 +335,6 @@ def _set_names(arguments: argparse.Namespace) -> None:
 
 
 def _run_as_it_is(arguments: argparse.Namespace, job: Sequence[str]) -> None:
-    """A command that starts its ranks itself."""
     if arguments.hosts or arguments.mpi_args or arguments.launcher != "auto":
         arguments.usage_error("-H, --mpi-args and --launcher place ranks; give -np with them")
     _announce(arguments, [launch.read_command(job, _named(arguments))])
@@ -380,7 +371,7 @@ def _run_without_mpi(arguments: argparse.Namespace, job: Sequence[str]) -> int |
     _announce(arguments, [launch.read_command(words, _named(arguments)) for words in commands])
     if arguments.dry_run:
         return None
-    if len(commands) == 1 and commands[0][0] != "ssh":  # whose input is to last as long as the job
+    if len(commands) == 1 and commands[0][0] != "ssh":  # ssh's input must last as long as the job
         os.execvp(commands[0][0], commands[0])
     return without_mpi.run_all(commands)
 
@@ -432,7 +423,7 @@ def _preload(arguments: argparse.Namespace) -> int:
 
 
 def _abi_of_launcher() -> str | None:
-    """None where there is no mpirun, as where srun starts the ranks."""
+    """Return the ABI of the mpirun; None without one, as if srun starts the ranks."""
     try:
         return launch.abi_of(launch.find_launcher(os.environ))
     except LaunchError:
@@ -477,7 +468,7 @@ def _trace_summary(arguments: argparse.Namespace) -> None:
 
 
 def _add_data(commands: Any, *, wanted: bool) -> None:
-    """The reader's own commands; h5py is imported only when they are wanted."""
+    """Add the reader's own commands; h5py is imported only if they are wanted."""
     if not wanted:
         commands.add_parser("data", help="convert, inspect and verify training data in HDF5 slabs")
         return

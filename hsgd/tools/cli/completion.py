@@ -1,7 +1,4 @@
-"""Completion of the `hsgd` command in bash, zsh and fish, written from its parser.
-
-Owns the three scripts. The program of a job and its words are completed as file names.
-"""
+"""Completion of the `hsgd` command in bash, zsh and fish, generated from its parser."""
 
 from __future__ import annotations
 
@@ -58,10 +55,12 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclass
 class _Command:
-    """What may follow a command, " data convert" for instance.
+    """Words that may follow a command, such as " data convert".
 
-    words: commands below it, long options, and choices of its arguments. values: of each option
-    that takes a value, its choices. starts_program: the rest is the command line of a job.
+    Attributes:
+        words: commands below it, long options, and choices of its arguments.
+        values: for each option with a value, its choices.
+        starts_program: the rest is the command line of a job.
     """
 
     path: str
@@ -71,7 +70,7 @@ class _Command:
 
 
 def script(shell: str, parser: argparse.ArgumentParser) -> str:
-    """The text to load into a shell of SHELLS; local."""
+    """Return the text to load into a shell of SHELLS; local."""
     commands = [*_commands(parser, "")]
     if shell == "fish":
         return _FISH + "\n".join(line for command in commands for line in _fish(command)) + "\n"
@@ -97,7 +96,6 @@ def _patterns(texts: Iterable[str]) -> str:
 
 
 def _commands(parser: argparse.ArgumentParser, path: str) -> Iterator[_Command]:
-    """A command and those below it."""
     found = _Command(path)
     below: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:

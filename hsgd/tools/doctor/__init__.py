@@ -1,3 +1,3 @@
-"""What `hsgd info` and `hsgd clean` tell of an installation, a machine and a running job."""
+"""Reports of `hsgd doctor`, `hsgd info` and `hsgd clean` on an installation and a machine."""
 
 __all__: list[str] = []

@@ -1,8 +1,4 @@
-"""`hsgd doctor`: trials of this machine, each with a verdict and, where it failed, what to do.
-
-Owns the list of trials, their order and their remedies; facts and what follows from them are those
-of `hsgd info`. Never changes anything, and leaves nothing: trials run in child processes.
-"""
+"""`hsgd doctor`: trials of this machine in child processes, with verdicts and remedies."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ __all__ = ["Trial", "examine", "lines"]
 State = Literal["ok", "note", "fail"]
 _FEWEST_FILES = 1024
 _COLOURS = {"ok": "32", "note": "33", "fail": "31"}
-# What the last line of a failed job may say, and what helps against it.
+# Parts of the last line of a failed job, and remedies.
 _JOB_REMEDIES = (
     (
         "run as root",
@@ -47,8 +43,7 @@ _JOB_REMEDIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What was tried. `state`: "fail" stops use of hsgd, or of a part that is installed; "note" is
-    worth knowing."""
+    """Result of a trial; "fail" prevents use of hsgd or an installed part, "note" informs."""
 
     name: str
     state: State
@@ -57,9 +52,7 @@ class Trial:
 
 
 def examine() -> list[Trial] | None:
-    """Try everything; local, blocking, some ten seconds. Under mpirun rank 0 alone gets the list,
-    and no job is started from within the job.
-    """
+    """Run all trials, some ten seconds; blocking. Under mpirun only rank 0 gets the list."""
     with ThreadPoolExecutor() as pool:
         report = pool.submit(info.gather)
         trials = [pool.submit(trial) for trial in _TRIALS]
@@ -71,7 +64,6 @@ def examine() -> list[Trial] | None:
 
 
 def _versions(report: info.Report) -> Iterator[Trial]:
-    """One line for each part, from what `hsgd info` found."""
     for name, section, fact in (
         ("hsgd", "hsgd", "version"),
         ("MPI", "MPI", "launcher"),
@@ -92,7 +84,7 @@ def _problems(report: info.Report) -> Iterator[Trial]:
 
 
 def _shared_memory() -> Trial:
-    """Two processes share memory and sum it."""
+    """Try a sum of two processes in shared memory."""
     found = probe.sums(2)
     if found.error:
         return Trial(
@@ -106,7 +98,7 @@ def _shared_memory() -> Trial:
 
 
 def _job() -> Trial | None:
-    """Two ranks under the launcher, as `hsgd run` starts them."""
+    """Try two ranks under the launcher, as `hsgd run` starts them."""
     name = "MPI job"
     if launcher_variables.mpi_size() is not None:
         return Trial(name, "note", "not tried within a job", "Call hsgd doctor without mpirun")
@@ -133,7 +125,7 @@ def _job() -> Trial | None:
 
 
 def _links() -> Trial:
-    """Each address of this host takes a connection of its own, as leaders over TCP need it."""
+    """Try a connection to each address of this host, as leaders over TCP need it."""
     names = [name for _, name in socket.if_nameindex() if name != "lo"]
     refused = []
     addresses = [*dict.fromkeys(_own_addresses())]
@@ -158,7 +150,7 @@ def _links() -> Trial:
 
 
 def _own_addresses() -> Iterator[str]:
-    """IPv4 addresses by which others reach this host."""
+    """Yield the IPv4 addresses at which others reach this host."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
     except OSError:
@@ -173,7 +165,7 @@ def _own_addresses() -> Iterator[str]:
 
 
 def _store() -> Trial | None:
-    """Where ranks meet without MPI."""
+    """Check the store by which ranks connect without MPI."""
     if importlib.util.find_spec("torch") is None:
         return None
     if launcher_variables.torchrun() is not None and JOB_SECRET not in os.environ:
@@ -219,7 +211,7 @@ def _temporary_folder() -> Trial:
 
 
 def _ptrace() -> Trial:
-    """`hsgd status --stacks` reads other processes of the user."""
+    """Check whether `hsgd status --stacks` can read other processes of the user."""
     try:
         scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
@@ -254,7 +246,7 @@ _TRIALS = (_shared_memory, _job, _links, _store, _open_files, _temporary_folder,
 
 
 def lines(trials: Sequence[Trial], *, coloured: bool) -> list[str]:
-    """The list as text, one string per line; colours are for terminals."""
+    """Return the list as text, one string per line; colours are for terminals."""
     paint: Callable[[State], str] = lambda state: (  # noqa: E731
         f"\x1b[{_COLOURS[state]}m{state:<4}\x1b[0m" if coloured else f"{state:<4}"
     )

@@ -1,8 +1,4 @@
-"""Sockets, NUMA nodes and last-level caches of this node, and which of them hold this process.
-
-Owns the reading of /sys for a report. Never binds anything, and decides nothing: the core reads the
-same files (hsgd/csrc/core/topology/cpu_topology.cpp).
-"""
+"""Sockets, NUMA nodes and last-level caches of this node, from /sys, for reports."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ _LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 
 @dataclass(frozen=True)
 class CpuDomains:
-    """The processors of each domain; nothing where the files do not say."""
+    """The processors of each domain; empty if /sys does not say."""
 
     sockets: Set[Cpus]
     nodes: Set[Cpus]
@@ -36,7 +32,7 @@ class CpuDomains:
         return ", ".join(known) or "not known"
 
     def holding(self, own: Set[int]) -> str:
-        """The smallest domain that holds all processors of a process, in words."""
+        """Describe the smallest domain that holds all processors of a process."""
         kinds = (
             (self.caches, f"one L{self.level} cache"),
             (self.nodes, "one NUMA node"),
@@ -50,7 +46,7 @@ class CpuDomains:
 
 
 def find(sys: Path = Path("/sys")) -> CpuDomains:
-    """Look at this node; local, fast."""
+    """Read the domains of this node; local, fast."""
     cpus = list(sys.glob("devices/system/cpu/cpu[0-9]*"))
     level, caches = _last_level(cpus)
     topology = [cpu / "topology" for cpu in cpus]
@@ -66,7 +62,6 @@ def find(sys: Path = Path("/sys")) -> CpuDomains:
 
 
 def _last_level(cpus: Iterable[Path]) -> tuple[int, Set[Cpus]]:
-    """The highest level of the caches, and which processors share one."""
     levels: dict[int, set[Cpus]] = {}
     for cpu in cpus:
         for index in cpu.glob("cache/index[0-9]*"):
@@ -78,12 +73,12 @@ def _last_level(cpus: Iterable[Path]) -> tuple[int, Set[Cpus]]:
 
 
 def _domains(lists: Iterable[Cpus]) -> Set[Cpus]:
-    """Each once, without those of no processor: nodes of memory alone, files that are missing."""
+    """Return each domain once, without those of no processor (memory nodes, missing files)."""
     return frozenset(filter(None, lists))
 
 
 def _list_in(path: Path) -> Cpus:
-    """A list such as 0-3,8; empty where the file is none."""
+    """Return the numbers of a list such as 0-3,8; empty without such a file."""
     text = _text_in(path)
     if not _LIST.fullmatch(text):
         return frozenset()

@@ -1,9 +1,4 @@
-"""What could carry data between nodes: adapters and links of this node, and what MPI has for them.
-
-Owns the reading of /sys, of MPI's libraries as files, and of what the user has set for MPI's
-transports. Never loads MPI and never opens a device: what MPI takes in the end it decides when it
-starts, for each pair of nodes.
-"""
+"""Fabrics between nodes: facts of /sys, MPI's library files and settings; nothing is loaded."""
 
 from __future__ import annotations
 
@@ -18,14 +13,14 @@ from hsgd.onesided import networks
 
 __all__ = ["Fabrics", "Link", "find"]
 
-# Libraries through which an MPI reaches fabrics, and what its component for one is called where it
-# is a file of its own (Open MPI: mca_pml_ucx.so, mca_mtl_ofi.so).
+# Libraries by which an MPI uses fabrics, and the suffix of MPI's component for one if that is a
+# file (Open MPI: mca_pml_ucx.so, mca_mtl_ofi.so).
 _LIBRARIES = {
     "UCX": ("libucp.so", "_ucx.so"),
     "libfabric": ("libfabric.so", "_ofi.so"),
     "PSM2": ("libpsm2.so", "_psm2.so"),
 }
-# What users set to choose among transports.
+# Variables with which users choose among transports.
 _CHOICES = (
     *("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include"),
     *("UCX_TLS", "UCX_NET_DEVICES", "FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD", "I_MPI_FABRICS"),
@@ -39,7 +34,7 @@ class Link:
     """A network interface that is up."""
 
     name: str
-    mbit_per_s: int  # 0: unknown, as of most virtual ones
+    mbit_per_s: int  # 0: unknown, as for most virtual ones
 
     def __str__(self) -> str:
         speed = f"{self.mbit_per_s / 1000:g} Gbit/s" if self.mbit_per_s else "speed unknown"
@@ -51,27 +46,27 @@ class Fabrics:
     """The facts of one node."""
 
     adapters: list[str]  # for RDMA, with an active port
-    can_open: bool  # the kernel's devices for verbs are here, or no adapter needs them
+    can_open: bool  # the kernel's devices for verbs exist, or no adapter needs them
     links: list[Link]
-    libraries: list[str]  # that MPI was built with: "UCX", "libfabric", "PSM2"
-    providers: list[str]  # of libfabric, where they are files beside it
+    libraries: list[str]  # those that MPI was built with: "UCX", "libfabric", "PSM2"
+    providers: list[str]  # of libfabric, if they are files beside it
     choices: dict[str, str]
-    locked_bytes: int  # that a process may lock; -1: any number
+    locked_bytes: int  # limit of a process; -1: none
 
     @property
     def rdma(self) -> bool:
-        """MPI can reach an adapter, as far as files show."""
+        """Whether MPI can reach an adapter, as far as files show."""
         return bool(self.adapters and self.libraries and self.can_open)
 
     @property
     def carrier(self) -> str:
-        """What carries the data of an MPI job between nodes."""
+        """The carrier of an MPI job's data between nodes."""
         if self.rdma:
             return f"MPI, over {' or '.join(self.libraries)} and {', '.join(self.adapters)}"
         return "MPI, over TCP"
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What keeps adapters from use, each with a remedy."""
+        """Yield what prevents the use of adapters, each with a remedy."""
         names = ", ".join(self.adapters)
         if self.adapters and not self.libraries:
             yield (
@@ -94,10 +89,7 @@ class Fabrics:
 def find(
     libmpi: str, environ: Mapping[str, str], sys: Path = Path("/sys"), dev: Path = Path("/dev")
 ) -> Fabrics:
-    """Look at this node; local, fast.
-
-    libmpi: path of the MPI library that hsgd loads, or "" where there is none.
-    """
+    """Read the facts of this node; local. `libmpi` is hsgd's MPI library, or ""."""
     adapters = networks.rdma_adapters(sys / "class")
     verbs = any((sys / "class" / "infiniband" / name).exists() for name in adapters)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -126,7 +118,6 @@ def _links(devices: Path) -> list[Link]:
 
 
 def _homes(libmpi: str) -> list[Path]:
-    """Folders where an MPI keeps its components and what it brought along."""
     if not libmpi:
         return []
     folder = Path(libmpi).resolve().parent

@@ -1,10 +1,4 @@
-"""What `hsgd info` tells: what is built, what is found here, what the ranks share, and what is
-wrong.
-
-Owns the gathering of facts and the judgement of them. Never changes anything, and never loads MPI,
-torch or Horovod into this process to look at them: a child process does, because a broken one may
-crash.
-"""
+"""`hsgd info`: facts and problems; MPI, torch and Horovod load only in child processes."""
 
 from __future__ import annotations
 
@@ -35,8 +29,7 @@ _SMALL_SHM_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong, and what to do. `stops` when hsgd, or a part that is installed,
-    cannot be used."""
+    """A problem, and what to do; it `stops` the use of hsgd, or of an installed part."""
 
     text: str
     remedy: str
@@ -62,7 +55,6 @@ class Report:
         return not any(problem.stops for problem in self.problems)
 
     def document(self) -> dict[str, object]:
-        """The report for programs; facts are text, as in lines()."""
         return {
             "usable": self.usable,
             "facts": {name: dict(facts) for name, facts in self.sections.items()},
@@ -70,7 +62,6 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """The report as text, one string per line."""
         width = max(len(name) for facts in self.sections.values() for name, _ in facts)
         text = []
         for section, facts in self.sections.items():
@@ -89,11 +80,7 @@ class Report:
 
 
 def gather() -> Report | None:
-    """Collect the report; collective over the ranks when started by mpirun. None on ranks other
-    than 0.
-
-    Blocking; takes seconds, because torch is imported in a child process.
-    """
+    """Collect the report, in seconds; collective under mpirun: None on ranks other than 0."""
     job = node_layout.probe()
     if job is not None and job.rank != 0:
         return None
@@ -188,12 +175,11 @@ def _add_launcher(report: Report) -> Launcher | None:
 
 
 def _starts_without_mpi() -> bool:
-    """Whether torchrun can start jobs."""
     return _version("torch") is not None
 
 
 def _abi_used(launcher: Launcher | None, theirs: probe.Finding) -> tuple[str, str]:
-    """As a process chooses: by the MPI that its program, or mpi4py, has loaded."""
+    """Choose the ABI as a process does: by the MPI that its program, or mpi4py, has loaded."""
     if theirs.libmpi.startswith("/") and not theirs.error:
         found = mpi_abi.of_soname(elf.read_library(theirs.libmpi).soname)
         return found or mpi_abi.of_version(theirs.line), f"mpi4py loads {theirs.libmpi}"
@@ -299,7 +285,7 @@ def _add_packages(report: Report) -> None:
 
 
 def _add_distributed(report: Report) -> None:
-    """What init_process_group("hsgd") finds: torch reads the entry points when it is imported."""
+    """Add the backend's state: torch reads the entry points when it is imported."""
     if _version("torch") is None:
         return
     points = importlib.metadata.entry_points(group="torch.backends")
@@ -320,7 +306,7 @@ def _add_distributed(report: Report) -> None:
 def _who_serves_gloo() -> str:
     try:
         on = Config.from_env().as_gloo
-    except ValueError:  # told elsewhere
+    except ValueError:  # reported elsewhere
         on = False
     if not on:
         return "gloo; hsgd with hsgd run --gloo, or HSGD_AS_GLOO=1"
@@ -337,7 +323,7 @@ def _add_machine(report: Report) -> None:
     bound = domains.holding(os.sched_getaffinity(0))
     report.fact("Machine", "processors", f"{domains}; {bound}")
     limit = None
-    with contextlib.suppress(ImportError):  # _add_build has said so
+    with contextlib.suppress(ImportError):  # _add_hsgd has reported it
         from hsgd import _native
 
         limit = _native.memory_limit_bytes()
@@ -366,7 +352,6 @@ def _bytes(count: float) -> str:
 
 
 def _add_between_nodes(report: Report) -> None:
-    """Adapters and libraries for fabrics, and what follows from them."""
     section = "Between nodes"
     libmpi = probe.libmpi_of_hsgd(report.abi).libmpi if built.read().mpis else ""
     found = fabrics.find(libmpi, os.environ)
@@ -405,11 +390,11 @@ def _add_configuration(report: Report) -> None:
 
 
 def _add_paths(report: Report, job: node_layout.JobTopology | None) -> None:
-    """What would be used for each size, measured as a communicator does it."""
+    """Add the algorithm for each size, measured as by a communicator."""
     try:
         config = Config.from_env()
     except ValueError:
-        return  # said above
+        return  # reported above
     travel = {
         "auto": "during or after backward, as its first steps show (optimizer.overlap_choice)",
         "always": "during backward",

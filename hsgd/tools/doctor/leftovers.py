@@ -1,10 +1,4 @@
-"""What a killed job may leave behind, and nothing else: sockets in the temporary folder that nobody
-listens on.
-
-Owns the decision that a socket is stale. Never looks outside the temporary folder, at other users'
-files, or at names that do not begin with "hsgd". Shared memory leaves nothing: its segments are
-memfds.
-"""
+"""Leftovers of killed jobs: this user's sockets hsgd* in the temporary folder, if dead."""
 
 from __future__ import annotations
 
@@ -18,7 +12,7 @@ __all__ = ["stale_sockets"]
 
 
 def stale_sockets() -> list[Path]:
-    """Sockets named hsgd* that belong to this user and have no listener any more; local."""
+    """Return this user's sockets named hsgd* without a listener; local."""
     folder = Path(tempfile.gettempdir())
     paths = [*folder.glob("hsgd*"), *folder.glob("hsgd*/*")]
     return sorted(path for path in paths if _is_own_socket(path) and not _listens(path))
@@ -40,5 +34,5 @@ def _listens(path: Path) -> bool:
         except ConnectionRefusedError:
             return False
         except OSError:
-            return True  # a full queue, a datagram socket, a path too long: not known to be dead
+            return True  # a full queue, a datagram socket, a path too long: perhaps alive
     return True

@@ -1,8 +1,4 @@
-"""Which ranks of the running job share a node, asked over MPI. For `hsgd info` under mpirun.
-
-Owns one gather over MPI_COMM_WORLD. Never needs hsgd's native library, so that it still answers
-when that is broken.
-"""
+"""Layout of the running job, gathered over MPI; works without hsgd's native library."""
 
 from __future__ import annotations
 
@@ -37,8 +33,7 @@ class JobTopology:
 
 
 def probe() -> JobTopology | None:
-    """Collective over the ranks of the job, blocking; None when no MPI launcher started this
-    process."""
+    """Gather the layout; collective, blocking. None if no MPI launcher started this process."""
     rank = launcher_variables.mpi_rank(os.environ)
     if rank is None:
         return None

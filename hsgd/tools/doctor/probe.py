@@ -1,9 +1,4 @@
-"""Looks at MPI, mpi4py and Horovod from child processes, because a broken one may crash who loads
-it; tries shared memory and a job in child processes, too.
-
-Owns the code that the children run and the reading of what they show. Never loads MPI into this
-process; MPI_Init is called by the ranks of JOB alone.
-"""
+"""Probes of MPI, mpi4py, Horovod, shared memory and a job, in child processes."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ __all__ = [
 ]
 
 _LIMIT_S = 120
-# Of children: Python would take sources in the working directory for the installed hsgd.
+# Of children: Python would prefer sources in the working directory to the installed hsgd.
 _ELSEWHERE = os.sep
 _JOB_LIMIT_S = 60
 _SHOW = """
@@ -102,7 +97,7 @@ if not (total == sum(range(1, comm.size + 1))).all():
 if comm.rank == 0:
     print("right", comm.size, flush=True)
 """
-"""Program of a rank; rank 0 prints a line when all went well."""
+"""Program of a rank; rank 0 prints a line if all went well."""
 _HOROVOD = """
 import horovod.torch as hvd
 show(" and ".join(n for n, b in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if b))
@@ -118,7 +113,7 @@ show("none")
 
 @dataclass(frozen=True)
 class Finding:
-    """What a child saw: one line about the thing, the libmpi it loaded; or why it failed."""
+    """Result of a child: one line, and the libmpi that it loaded; or why it failed."""
 
     line: str = ""
     libmpi: str = ""
@@ -126,28 +121,27 @@ class Finding:
 
 
 def libmpi_of_hsgd(abi: str | None = None) -> Finding:
-    """The MPI that the engine of the interposer for that ABI, or the first one, loads; local,
-    blocking."""
+    """Find the MPI that the interposer for that ABI (or the first one) loads; blocking."""
     return _look(_HSGD.format(abi=abi))
 
 
 def libmpi_of_mpi4py() -> Finding:
-    """The MPI that mpi4py loads; local, blocking."""
+    """Find the MPI that mpi4py loads; local, blocking."""
     return _look(_MPI4PY)
 
 
 def horovod_torch() -> Finding:
-    """Whether horovod.torch loads, and for which controllers it was built; local, blocking."""
+    """Check whether horovod.torch loads, and its controllers; local, blocking."""
     return _look(_HOROVOD)
 
 
 def operators() -> Finding:
-    """Whether hsgd.operators load, and who implements them; local, blocking."""
+    """Check whether hsgd.operators load, and who implements them; local, blocking."""
     return _run(_SHOW + _OPERATORS)
 
 
 def tuning(ranks: int) -> Finding:
-    """What a communicator of `ranks` ranks of this node measures and chooses; local, blocking.
+    """Return the choices of a communicator of `ranks` ranks of this node; local, blocking.
 
     The line has five words: one-shot bytes of allreduces and of others, chunk bytes, kind of store,
     milliseconds of set-up.
@@ -156,14 +150,12 @@ def tuning(ranks: int) -> Finding:
 
 
 def sums(ranks: int) -> Finding:
-    """Whether `ranks` processes of this node sum an array in shared memory; local, blocking. The
-    line is the time that it took, in milliseconds.
-    """
+    """Check a sum of `ranks` processes in shared memory; the line is its ms; blocking."""
     return _run(_SHOW + (_FORKED_RANKS + _SUMS).format(ranks=ranks))
 
 
 def job(words: Sequence[str], added: Mapping[str, str]) -> Finding:
-    """Whether a command that starts ranks of JOB works, with variables `added`; local, blocking."""
+    """Check a command that starts ranks of JOB, with variables `added`; local, blocking."""
     try:
         child = subprocess.run(
             [*words],
@@ -186,7 +178,7 @@ def job(words: Sequence[str], added: Mapping[str, str]) -> Finding:
 
 
 def _reason(text: str, code: int) -> str:
-    """The line that says most: an error of Python or of the launcher, else the first one."""
+    """Return the best line: an error of Python or of the launcher, else the first one."""
     found = [line.strip(" -*=") for line in text.splitlines() if line.strip(" -*=")]
     raised = [line for line in found if re.match(r"[\w.]+(Error|Exception)\b", line)]
     telling = (line for line in found if "run as root" in line or " error" in line)

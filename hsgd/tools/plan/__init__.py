@@ -1,3 +1,3 @@
-"""What communication will cost on a cluster that is not here: `hsgd plan`."""
+"""Prediction of communication costs on another cluster: `hsgd plan`."""
 
 __all__: list[str] = []

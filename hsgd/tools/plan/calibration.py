@@ -1,7 +1,4 @@
-"""What rounds, messages and bytes cost: the constants of the model, with what they were fitted to.
-
-Owns the file of constants and its checks. Never measures: benchmarks/plan_calibration.py does.
-"""
+"""Constants of the model: costs of rounds, messages and bytes, and their source."""
 
 from __future__ import annotations
 
@@ -19,13 +16,18 @@ DEFAULT = Path(__file__).with_name("calibration.json")
 class Calibration:
     """Constants of model.py.
 
-    latency_us: of one round between nodes, microseconds. message_us: what a message costs its
-    sender; switch_us: and more for each rank per core where ranks outnumber cores. efficiency: the
-    share of the link's bit rate that payload gets. core_gb_s: bytes that a core loads and stores
-    per second, 1e9. core_sends_gb_s: bytes that a core sends per second over TCP while as many come
-    in, 1e9. local_us: a small collective inside a node, each rank on a core of its own.
-    spread_small, spread_large: nine of ten measured cases lie within this factor, either way, of
-    what constants fitted to all other layouts predict. source: machine, layouts and command.
+    Attributes:
+        latency_us: of one round between nodes, microseconds.
+        message_us: cost of a message for its sender, microseconds.
+        switch_us: more cost per message for each rank per core if ranks outnumber cores.
+        efficiency: share of the link's bit rate that payload gets.
+        core_gb_s: bytes that a core loads and stores per second, 1e9.
+        core_sends_gb_s: bytes that a core sends per second over TCP while it receives as many, 1e9.
+        local_us: a small collective inside a node, with a core for each rank.
+        spread_small: factor, either way, within which nine of ten measured cases lie of the
+            prediction by constants that were fitted to all other layouts.
+        spread_large: the same for large payloads.
+        source: machine, layouts and command.
     """
 
     latency_us: float
@@ -40,7 +42,6 @@ class Calibration:
     source: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no constant of the model: ValueError."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "source":
@@ -54,11 +55,7 @@ class Calibration:
 
 
 def read_calibration(path: Path = DEFAULT) -> Calibration:
-    """Read constants from a JSON file whose "calibration" has them; local.
-
-    Raises OSError where there is no such file, ValueError naming the file where it is none of this
-    kind.
-    """
+    """Read the "calibration" of a JSON file; local. OSError, or ValueError with its name."""
     with open(path, encoding="utf-8") as file:
         try:
             return Calibration(**json.load(file)["calibration"])

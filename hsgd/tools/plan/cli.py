@@ -1,7 +1,4 @@
-"""`hsgd plan`: its options, its table and its JSON.
-
-Owns the words. Never predicts: strategies.py does.
-"""
+"""`hsgd plan`: its options, its table and its JSON."""
 
 from __future__ import annotations
 
@@ -101,7 +98,7 @@ def add_parser(commands: Any) -> None:
 
 
 def read_rate(text: str) -> float:
-    """Gbit/s of "25gbit" or "800mbit". Raises argparse.ArgumentTypeError."""
+    """Return the Gbit/s of "25gbit" or "800mbit". Raises argparse.ArgumentTypeError."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmgt])bit", text.lower())
     if not found or not float(found[1]) > 0:
         raise argparse.ArgumentTypeError(f'"{text}" is not a rate; write it like 25gbit or 800mbit')
@@ -194,7 +191,6 @@ def _bounded(times: _Times) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Three digits, in the unit that needs no exponent."""
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= 0.9995 * unit or name == "us":
             value = seconds / unit
@@ -204,7 +200,6 @@ def _time(seconds: float) -> str:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    """The first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
     return [

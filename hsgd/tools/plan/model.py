@@ -1,7 +1,7 @@
-"""The time of an allreduce on a cluster, predicted.
+"""Predicted time of an allreduce on a cluster.
 
-Owns the formulas; the core says how a payload is cut and in how many rounds it goes
-(hsgd_plan_allreduce), calibration.py what rounds, messages and bytes cost. Never communicates.
+The core says how a payload is cut and how many rounds it takes (hsgd_plan_allreduce),
+calibration.py the costs of rounds, messages and bytes.
 
 The model is that of Hockney ("The communication challenge for MPP", Parallel Computing 20, 1994),
 latency + bytes / bandwidth, with a cost per message as in LogP (Culler et al., PPoPP 1993):
@@ -12,11 +12,11 @@ latency + bytes / bandwidth, with a cost per message as in LogP (Culler et al., 
     between  max(sent / bandwidth, sent / sending rate, steps x 2 x messages x message)
     sent     2 (nodes - 1) / nodes x bytes
 
-Over TCP cores send, at a rate that the leaders' cores have together; with RDMA adapters do.
-The pipeline hides the shorter of both levels but for one step. Where ranks outnumber cores a
-message waits for its receiver to get a core: `message` grows by `switch` x ranks / cores.
-Traffic is what a rank loads and stores for each byte (docs/performance.md): 5 - 2 / ranks where
-buffers are its own, 2 where they lie in shared memory, or 3 + 1 / ranks with several nodes.
+Over TCP cores send, at the combined rate of the leaders' cores; with RDMA adapters do. The pipeline
+hides the shorter of the two levels except for one step. If ranks outnumber cores, a message waits
+until its receiver gets a core: `message` grows by `switch` x ranks / cores. Traffic is the bytes
+that a rank loads and stores for each byte (docs/performance.md): 5 - 2 / ranks with ordinary
+buffers, 2 with buffers in shared memory, or 3 + 1 / ranks with those on several nodes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ __all__ = ["Cluster", "Prediction", "predict_allreduce", "seconds_per_byte"]
 class Cluster:
     """Nodes that are alike.
 
-    link_gbit: of a node's network, each way, Gbit/s. cores: of a node that its ranks may use.
-    rdma: adapters move data between nodes, no core does.
+    Attributes:
+        link_gbit: of a node's network, each way, Gbit/s.
+        cores: of a node that its ranks may use.
+        rdma: adapters move data between nodes, instead of cores.
     """
 
     nodes: int
@@ -45,7 +47,6 @@ class Cluster:
     rdma: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no cluster: ValueError."""
         for name, value in (("nodes", self.nodes), ("ranks per node", self.ranks_per_node)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; give at least 1")
@@ -57,8 +58,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One allreduce. Times in seconds; low and high are the bounds within which the calibration
-    found its own measurements again."""
+    """One allreduce; times in seconds, with bounds that held in the calibration."""
 
     seconds: float
     low: float
@@ -83,9 +83,8 @@ def predict_allreduce(
 ) -> Prediction:
     """Predict a float32 sum of `nbytes` bytes on each rank; local.
 
-    in_shared_memory: buffers are those of Comm.empty, as hsgd.torch's gradients are.
-    config: settings of the communicator, by default those of the environment.
-    Raises ValueError for numbers that no communicator can have.
+    `in_shared_memory`: buffers of Comm.empty, as hsgd.torch's gradients. `config` is by default
+    that of the environment. Raises ValueError for numbers that no communicator can have.
     """
     from hsgd import _native
 
@@ -134,7 +133,7 @@ def predict_allreduce(
 
 
 def seconds_per_byte(cluster: Cluster, calibration: Calibration, senders: int) -> float:
-    """What a byte takes that `senders` ranks of a node send while as many bytes come in; local."""
+    """Return the time per byte if `senders` ranks of a node send and receive as many; local."""
     link_s = 8 / (cluster.link_gbit * 1e9 * calibration.efficiency)
     if cluster.rdma:
         return link_s

@@ -1,7 +1,4 @@
-"""Ways to train data-parallel, and what each costs a step on a cluster.
-
-Owns the table of strategies and the choice among them. Never trains.
-"""
+"""Strategies for data-parallel training, and the cost of each per step on a cluster."""
 
 from __future__ import annotations
 
@@ -15,24 +12,27 @@ from hsgd.tools.plan.model import Cluster, Prediction, predict_allreduce, second
 __all__ = ["BUCKET_BYTES", "Forecast", "Outlook", "Workload", "forecast"]
 
 BUCKET_BYTES = 25 << 20  # hsgd.torch's bucket_cap_mb
-# Backward takes about two thirds of the computation of a step: two matrix products per layer where
+# Backward takes about two thirds of the computation of a step: two matrix products per layer, while
 # forward takes one (Kaplan et al., arXiv:2001.08361, section 2.1).
 _BACKWARD = 2 / 3
 _GOSSIP_RATE = 1 / 13  # docs/gossip.md: accuracy at this rate
-_ALIKE = 1.03  # steps that differ by less are taken for the same
+_ALIKE = 1.03  # steps that differ by less count as equal
 _BEARABLE = 0.1  # exposed communication, as a share of the step
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The training. model_bytes: of all gradients, float32. compute_s: forward and backward of one
-    step on one rank, seconds; None where it is not known."""
+    """The training.
+
+    Attributes:
+        model_bytes: of all gradients, float32.
+        compute_s: forward and backward of one step on one rank, seconds; None if unknown.
+    """
 
     model_bytes: int
     compute_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no training: ValueError."""
         if self.model_bytes < 1:
             raise ValueError(f"a model of {self.model_bytes} bytes; give at least 1")
         if self.compute_s is not None and not 0 <= self.compute_s < float("inf"):
@@ -47,21 +47,21 @@ class Outlook:
     how: str
     exact: bool  # trains as one process with the whole batch would
     communication: tuple[float, float, float]  # predicted, low, high
-    exposed: tuple[float, float, float]  # what computation cannot hide
+    exposed: tuple[float, float, float]  # not hidden by computation
     sent_bytes: int  # by each node
     memory_bytes: int  # of one node
-    # So long forward and backward have to take for at most a tenth of the step to be exposed.
+    # Time of forward and backward from which at most a tenth of the step is exposed.
     suits_from_s: float
 
     def step(self, compute_s: float) -> tuple[float, float, float]:
-        """Seconds of a step: predicted, low, high."""
+        """Return the seconds of a step: predicted, low, high."""
         best, low, high = (compute_s + value for value in self.exposed)
         return best, low, high
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """All strategies, and the one to take; None where the computation is not known."""
+    """All strategies, and the recommended one; None if the computation is unknown."""
 
     allreduce: Prediction
     outlooks: list[Outlook]
@@ -87,7 +87,7 @@ def forecast(cluster: Cluster, workload: Workload, calibration: Calibration) -> 
 def _synchronous(
     cluster: Cluster, workload: Workload, calibration: Calibration, config: Config
 ) -> Outlook:
-    """Gradients travel in buckets while backward runs; the last one when it is over."""
+    """Predict a step that sends buckets during backward, and the last one after it."""
     whole = _of_gradients(cluster, workload.model_bytes, calibration, config)
     last_bytes = min(workload.model_bytes, BUCKET_BYTES)
     last = _of_gradients(cluster, last_bytes, calibration, config)
@@ -120,16 +120,19 @@ def _of_gradients(
 
 
 def _suits_from(all_s: float, last_s: float) -> float:
-    """Where exposed = _BEARABLE x (compute + exposed)."""
-    odds = (1 - _BEARABLE) / _BEARABLE  # of computation to what is exposed
+    """Return the compute time at which exposed = _BEARABLE x (compute + exposed)."""
+    odds = (1 - _BEARABLE) / _BEARABLE  # of computation to exposed time
     return max(last_s * odds, all_s / (_BACKWARD + 1 / odds))
 
 
 def _gossip(
     cluster: Cluster, workload: Workload, calibration: Calibration, config: Config
 ) -> Outlook:
-    """Gradients are averaged inside the node in every step, and now and then the first ranks of two
-    nodes average their models, which the others of their nodes wait for."""
+    """Predict a step of gossip.
+
+    Gradients are averaged inside the node in every step. From time to time the first ranks of two
+    nodes average their models, and the other ranks of these nodes wait.
+    """
     inside = _synchronous(dataclasses.replace(cluster, nodes=1), workload, calibration, config)
     wire_s = workload.model_bytes * seconds_per_byte(cluster, calibration, senders=1)
     pair_s = _GOSSIP_RATE * (wire_s + calibration.latency_us * 1e-6)
@@ -154,8 +157,7 @@ def _added(
 
 
 def _choose(outlooks: list[Outlook], workload: Workload) -> Outlook | None:
-    """The first that leaves little exposed, as the table goes from exact to loose; else the first
-    whose step is as short as any, within what a prediction can tell apart."""
+    """Return the first, most exact outlook with little exposed; else the first of the shortest."""
     compute_s = workload.compute_s
     if compute_s is None:
         return None

@@ -1,8 +1,8 @@
-"""`hsgd status`: what each rank of a running or hanging job is doing, read from outside of it.
+"""`hsgd status`: the current call of each rank of a running or hanging job, read from outside.
 
-A process with communicators keeps a small page of memory (hsgd/csrc/core/status/status_record.hpp)
-in which each of them says which call it is in. Nothing runs in the job for that, no thread and no
-socket, so that a rank which is stopped, or hangs, can be asked as well as any other.
+A process with communicators has a small page of memory (hsgd/csrc/core/status/status_record.hpp) in
+which each communicator writes its current call. The job needs no thread or socket for it, so a
+stopped or hanging rank can be read like any other.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,4 @@
-"""`hsgd status`: its options, and the order of its work.
-
-Owns the words and the exit code: 1 where nothing was found, or a page or host could not be read.
-"""
+"""`hsgd status`: options and steps; exit code 1 if nothing was found, or a read failed."""
 
 from __future__ import annotations
 
@@ -138,9 +135,7 @@ def _once(arguments: argparse.Namespace, given: list[str], reader: Reader | None
 
 
 def _with_job_hosts(given: list[str], here: Look) -> tuple[list[str], list[str]]:
-    """The other hosts of the jobs that are seen here, behind those that were given; and a line
-    where there are other nodes whose names no rank here knows.
-    """
+    """Return given and further hosts of the jobs here, and a line if some are unknown."""
     found, own = named_hosts(here.rows), socket.gethostname()
     hosts = list(dict.fromkeys([*given, *(host for host in found if host != own)]))
     elsewhere = [row.comm for row in here.rows if row.nodes > 1]
@@ -153,12 +148,11 @@ def _with_job_hosts(given: list[str], here: Look) -> tuple[list[str], list[str]]
 
 
 def _once_each(rows: list[Row]) -> list[Row]:
-    """Where a host was asked that is this one."""
     return list({(row.host, row.pid, row.comm, row.rank): row for row in rows}.values())
 
 
 def _with_stacks(groups: list[Group], reader: Reader) -> list[Row]:
-    """All rows, with stacks of those that hold others up, or of all; of this node's processes."""
+    """Return all rows, with stacks of late ranks, or of all; only of this node's processes."""
     held_up = {(group.comm, rank) for group in groups for rank in group.held_up_by}
     host, known = socket.gethostname(), dict[int, str]()
     rows = []

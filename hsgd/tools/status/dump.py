@@ -1,11 +1,10 @@
-"""A look at the ranks of the node when a collective of this process has passed its deadline: the
-table of `hsgd status` on stderr. Where HSGD_DUMP_DIR asks for files: these, too, and the same when
-a collective has lost a rank.
+"""Report on the node's ranks when a collective of this process has passed its deadline.
 
-Owns when that is done, and by whom: once in a process, and by one rank of the node, the first for
-which the collective failed, as the core knows. It is one of hsgd.errors.observers, which see each
-such error. Never raises, never changes the error, and never holds it up for more than a third of a
-second, nor the end of the process for more than five.
+It is the table of `hsgd status`, on stderr. If HSGD_DUMP_DIR is set, also files, which are written
+too when a collective has lost a rank. The report comes once in a process, and from one rank of the
+node: the first whose collective failed, as the core knows. after() is one of hsgd.errors.observers,
+which see each such error. It never raises, never changes the error, and delays it for a third of a
+second at most, and the end of the process for five.
 """
 
 from __future__ import annotations
@@ -34,32 +33,34 @@ __all__ = ["after"]
 
 _LIMIT_S = 5.0
 _WAIT_S = 0.3
-_once = threading.Lock()  # stays locked once this process has had its look
+_once = threading.Lock()  # stays locked after this process's report
 _TRIES = 50
 _PAUSE_S = 0.02
 
 
 def after(error: HsgdError) -> None:
-    """Show what the ranks of this node do, if no other rank does so already; local, blocking for
-    a third of a second at most: what takes longer goes on in a thread.
+    """Report on this node's ranks, if no other rank does; local, blocking for 0.3 s at most.
 
-    error: PeerLost or CollectiveTimeout, about to be raised. Of a lost rank, which the error names,
-    and which others hear of at once to go on without it, only where HSGD_DUMP_DIR asks for it.
-    Nothing where no communicator of this process is broken: it was a window's, or the set-up's.
+    What takes longer continues in a thread. Nothing is reported if no communicator of this process
+    is broken: the error came from a window or a set-up.
+
+    Args:
+        error: PeerLost or CollectiveTimeout, about to be raised. PeerLost is reported only if
+            HSGD_DUMP_DIR is set: it names the rank, and the other ranks learn of it at once.
     """
     try:
         config = Config.from_env()
         is_wanted = config.dump_dir is not None or isinstance(error, CollectiveTimeout)
         if not config.dump or not is_wanted or _once.locked():
             return
-        # In a thread: /proc, a disk or a full pipe may keep whoever asks.
+        # In a thread: /proc, a disk or a full pipe may block.
         words = (type(error).__name__, config.dump_dir)
         looker = threading.Thread(target=_look, args=words, name="hsgd-dump", daemon=True)
         looker.start()
         atexit.register(looker.join, _LIMIT_S)
         looker.join(_WAIT_S)  # no longer: others may wait for this rank in shrink()
     except KeyboardInterrupt:
-        _thread.interrupt_main()  # behind the error
+        _thread.interrupt_main()  # raised after the error
     except (ValueError, RuntimeError):  # HSGD_* is changed; no thread, or the interpreter ends
         return
 
@@ -75,14 +76,12 @@ def _look(kind: str, folder: str | None) -> None:
         door = f"\0hsgd-dump-{note.id:016x}-{note.node}"
         if not note.is_first:
             _wait_for_the_first(door)
-        elif (
-            note.error_rank != note.rank
-        ):  # of another node: it was late itself, and they have gone
+        elif note.error_rank != note.rank:  # of another node: this rank was late, and they left
             _show(f"hsgd: rank {note.rank} got {kind}", f"{note.id:016x}", folder, door)
 
 
 def _wait_for_the_first(door: str) -> None:
-    """Until it has read what the others do, this one among them, or for five seconds."""
+    """Wait until it has read the others' pages, this process's too, for five seconds at most."""
     for _ in range(_TRIES):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visit:
             visit.settimeout(_LIMIT_S)
@@ -90,7 +89,7 @@ def _wait_for_the_first(door: str) -> None:
                 visit.connect(door)
                 visit.recv(1)
                 return
-            except ConnectionRefusedError:  # it is about to open, or has closed
+            except ConnectionRefusedError:  # not open yet, or closed
                 time.sleep(_PAUSE_S)
 
 
@@ -120,9 +119,7 @@ def _show(cause: str, comm: str, folder: str | None, door: str) -> None:
 
 
 def _write(folder: str, group: Group, groups: list[Group], seen: Look) -> Path:
-    """Into a folder for this communicator, which all of its nodes share where the disk is shared.
-    Raises OSError.
-    """
+    """Write into this communicator's folder, which all its nodes share; raises OSError."""
     import json
     from pathlib import Path
 

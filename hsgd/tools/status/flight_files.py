@@ -1,8 +1,7 @@
-"""What was seen of a communicator, as files of torch's Flight Recorder, for `torchfrtrace`.
+"""Files of torch's Flight Recorder for `torchfrtrace`, from the rows of a communicator.
 
-Owns the form: a pickle for each rank, of the last call that it came to. Ranks are numbered as in
-the communicator. Calls are named as gloo's, since torch's reader refuses other backends; sizes are
-in bytes. Never imports torch.
+Each rank has a pickle of its last call. Ranks are numbered as in the communicator. Calls have
+gloo's names, since torch's reader refuses other backends; sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from hsgd.tools.status.waits import Group
 
 __all__ = ["flight_files"]
 
-_VERSION = "2.10"  # of what torch 2.13 writes and reads
+_VERSION = "2.10"  # version that torch 2.13 writes and reads
 _PREFIX = "trace_rank_"
-# Of torch's names those for which its reader asks of sizes no more than is known here.
+# Names of torch for which its reader needs only sizes that are known here.
 _TORCH_NAMES = {
     "allreduce": "all_reduce",
     "broadcast": "broadcast",
@@ -30,9 +29,7 @@ _TORCH_NAMES = {
 
 
 def flight_files(group: Group) -> dict[str, bytes]:
-    """A file for each rank that was seen, by name. On one node the others are in no call: theirs
-    are empty.
-    """
+    """Return a file for each seen rank, by name; on one node empty files for unseen ranks."""
     own = {"name": group.comm, "desc": "hsgd", "ranks": str(list(range(group.rows[0].size)))}
     common = {"version": _VERSION, "pg_config": {group.comm: own}, "pg_status": {}}
     entries = {row.rank: [_entry(row)] if row.call else [] for row in group.rows}
@@ -45,7 +42,7 @@ def flight_files(group: Group) -> dict[str, bytes]:
 
 
 def _entry(row: Row) -> dict[str, Any]:
-    """The last call that a rank came to; of a broken communicator that which failed."""
+    """Return the last call of a rank; of a broken communicator the one that failed."""
     is_under_way = row.in_call or row.state == "broken"
     then_ns = time.time_ns() - int(row.since_s * 1e9)
     given, result = [row.bytes], [row.bytes]
@@ -71,6 +68,6 @@ def _entry(row: Row) -> dict[str, Any]:
         "retired": not is_under_way,
         "timeout_ms": 0,
         "is_p2p": False,
-        # A stack is not known; torch's reader shows this line, with the name of the call.
+        # The stack is unknown; torch's reader shows this line, with the name of the call.
         "frames": [{"name": row.name or row.kind, "filename": row.host, "line": row.pid}],
     }

@@ -1,8 +1,4 @@
-"""One look at the processes of this user: a row for each rank of each communicator.
-
-Owns the rows, their form in JSON, and which processes are looked at. Looks twice, a moment apart,
-so that a rank that moves is told from one that stands still. Never judges who holds up whom.
-"""
+"""Rows of this user's ranks, read twice, a moment apart, to see which ranks move."""
 
 from __future__ import annotations
 
@@ -22,13 +18,13 @@ from hsgd.tools.status.page import KINDS, Note, NoteState, PageRefused, hosts_of
 
 __all__ = ["Look", "Row", "look", "named_hosts", "rows_from", "shown", "with_stack"]
 
-_PAUSE_S = 0.1  # between the two looks
+_PAUSE_S = 0.1  # between the two readings
 _STATES = {NoteState.MEETING: "set-up", NoteState.OPEN: "open", NoteState.BROKEN: "broken"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One rank of one communicator. Ages are in seconds; None: never, or not known."""
+    """One rank of one communicator. Ages are in seconds; None: never, or unknown."""
 
     comm: str  # equal on all its ranks
     rank: int
@@ -39,11 +35,11 @@ class Row:
     nodes: int
     host: str
     pid: int
-    world_rank: int | None  # as the launcher's variables say
+    world_rank: int | None  # by the launcher's variables
     command: str
     process_state: str  # the letter in /proc/PID/stat
     state: str  # set-up, open, broken
-    moves: bool  # it did something between the two looks
+    moves: bool  # it did something between the two readings
     in_call: bool
     call: int  # the number of the last call that it began; 0: none
     kind: str
@@ -51,7 +47,7 @@ class Row:
     bytes: int
     finished_calls: int
     since_s: float  # of the call, or since it ended
-    last_look_s: float | None  # since it looked at the other ranks, waiting in this call
+    last_look_s: float | None  # since it checked the other ranks, waiting in this call
     waits_for: int | None  # a rank
     waits_for_node: int | None
     waits_since_s: float | None
@@ -63,17 +59,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen, and a line for each process whose page could not be read."""
+    """The rows, and a line for each process whose page could not be read."""
 
     rows: list[Row]
     refused: list[str]
 
 
 def look(pids: Sequence[int] = (), *, twice: bool = True) -> Look:
-    """All ranks of this user on this node, or those of the jobs of some processes; local.
+    """Read all ranks of this user on this node, or those of some jobs; local.
 
-    pids: ranks, or processes that started them. twice: to see who moves, a tenth of a second apart;
-    else nobody does. Raises HsgdError where one of them has no ranks.
+    Raises HsgdError if one of the processes has no ranks.
+
+    Args:
+        pids: ranks, or processes that started them.
+        twice: read twice, 0.1 s apart, to see which ranks move; else none does.
     """
     chosen = _with_descendants(pids, _children()) if pids else set()
     processes = _own_processes()
@@ -96,9 +95,7 @@ def look(pids: Sequence[int] = (), *, twice: bool = True) -> Look:
 
 
 def named_hosts(rows: Sequence[Row]) -> list[str]:
-    """The hosts of all nodes of these communicators, as the first rank of this node knows them;
-    local.
-    """
+    """Return the hosts of all nodes of these communicators, if a rank here knows; local."""
     names: dict[str, None] = {}
     for pid in sorted({row.pid for row in rows if row.nodes > 1}):
         with contextlib.suppress(OSError, PageRefused):  # it ended meanwhile
@@ -107,20 +104,20 @@ def named_hosts(rows: Sequence[Row]) -> list[str]:
 
 
 def rows_from(dictionaries: Iterable[dict[str, Any]]) -> list[Row]:
-    """Rows as another `hsgd status --json` wrote them; KeyError where one lacks a field."""
+    """Rebuild rows from another `hsgd status --json`; KeyError if one lacks a field."""
     names = [field.name for field in dataclasses.fields(Row)]
     return [Row(**{name: shown(each[name]) for name in names}) for each in dictionaries]
 
 
 def shown(value: Any) -> Any:
-    """Text of another node, without what a terminal would take for a command."""
+    """Return text of another node without control characters for a terminal."""
     if not isinstance(value, str):
         return value
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in value)
 
 
 def with_stack(row: Row, stack: str | None) -> Row:
-    """The same row with what its process has on its stacks; None: without."""
+    """Return the same row with the stacks of its process; None: without."""
     return dataclasses.replace(row, stack=stack)
 
 
@@ -158,7 +155,6 @@ def _check_found(pids: Sequence[int], rows: list[Row], refused: dict[int, str]) 
 
 
 def _children() -> dict[int, list[int]]:
-    """Of all processes."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal() and (words := _stat_words(int(entry))):
@@ -167,7 +163,6 @@ def _children() -> dict[int, list[int]]:
 
 
 def _with_descendants(pids: Sequence[int], children: dict[int, list[int]]) -> set[int]:
-    """These processes and all that they started."""
     found: set[int] = set()
     left = list(pids)
     while left:
@@ -179,7 +174,7 @@ def _with_descendants(pids: Sequence[int], children: dict[int, list[int]]) -> se
 
 
 def _of_the_same_jobs(rows: list[Row], chosen: set[int]) -> list[Row]:
-    """Those of the chosen processes, and of all that share a communicator with one of them."""
+    """Return rows of the chosen processes, and of all that share a communicator with them."""
     comms = {row.comm for row in rows if row.pid in chosen}
     pids = {row.pid for row in rows if row.comm in comms}
     comms |= {row.comm for row in rows if row.pid in pids}
@@ -231,7 +226,7 @@ class _Process:
 
 
 def _stat_words(pid: int) -> list[str]:
-    """What stands in /proc/PID/stat behind the name, which may have blanks; [] where it ended."""
+    """Return the words of /proc/PID/stat after the name, which may have blanks; [] if it ended."""
     return _read_quietly(pid, "stat").rpartition(")")[2].split()
 
 

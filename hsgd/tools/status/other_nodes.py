@@ -1,7 +1,4 @@
-"""The ranks of other nodes, by `hsgd status --json` there, over ssh.
-
-Owns the words of ssh, and what counts as an answer. Asks all hosts at the same time.
-"""
+"""Rows of other nodes' ranks, by `hsgd status --json` over ssh, on all hosts at the same time."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ _MOST_AT_ONCE = 32
 
 
 def host_names(text: str) -> list[str]:
-    """The hosts of a list as `hsgd run -H` takes it: node1,node2 or node1:4,node2:4; local.
-
-    Raises HsgdError where one has no name, or one that ssh would take for an option.
-    """
+    """Return the names in node1,node2 or node1:4,node2:4; HsgdError for others; local."""
     names = [word.partition(":")[0].strip() for word in text.split(",")]
     if bad := [name for name in names if not name or name.startswith("-")]:
         raise HsgdError(f'-H {text}: "{bad[0]}" is not a host; give names with commas: node1,node2')
@@ -36,11 +30,7 @@ def host_names(text: str) -> list[str]:
 
 
 def ask(hosts: Sequence[str], options: Sequence[str] = ()) -> Look:
-    """What all hosts say; blocking, up to a minute each, 32 at once. A host that does not answer is
-    a refusal.
-
-    options: of `hsgd status` there.
-    """
+    """Ask hosts, 32 at once, up to a minute each; hosts without answer are refused; blocking."""
     if not hosts:
         return Look([], [])
     with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE)) as pool:

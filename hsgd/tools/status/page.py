@@ -1,8 +1,4 @@
-"""The status pages of processes: where they are found, and what lies in them.
-
-Owns the layout that hsgd/csrc/core/status/status_record.hpp has, and its version. Reads only, and
-only processes of this user. Never judges what a rank says of itself.
-"""
+"""Status pages of this user's processes, in the layout of csrc/core/status/status_record.hpp."""
 
 from __future__ import annotations
 
@@ -26,8 +22,8 @@ _VERSION = struct.Struct("=Q")
 _MOST_RECORDS = 4096
 _HOST_BYTES = 64
 _MOST_HOSTS = 4096
-_TRIES = 50  # a change takes nanoseconds, unless its writer was stopped in the middle
-# hsgd_kind of hsgd/csrc/include/hsgd_core.h, then what Comm.empty and Comm.shared do.
+_TRIES = 50  # a change takes nanoseconds, unless its writer was stopped within
+# hsgd_kind of hsgd/csrc/include/hsgd_core.h, then calls of Comm.empty and Comm.shared.
 KINDS = (
     *("allreduce", "broadcast", "barrier", "reduce_scatter", "allgather", "alltoall"),
     *("allgather", "alltoall", "empty or shared"),
@@ -71,24 +67,18 @@ class Note:
     error_rank: int
     name: str
     message: str
-    read_ns: int  # when this was read
-    is_first: bool = False  # of its node, for which a collective failed
-    is_torn: bool = False  # its writer changed it all the time
+    read_ns: int  # time of this reading
+    is_first: bool = False  # first of its node whose collective failed
+    is_torn: bool = False  # its writer changed it during all tries
 
 
 def notes_of(pid: int) -> list[Note]:
-    """The open communicators of a process; local.
-
-    Raises OSError where the process has ended or may not be read, PageRefused where its page is
-    of another version.
-    """
+    """Return a process's open communicators; OSError, or PageRefused for other versions; local."""
     return [note for page in _pages(pid) for note in _read(page, pid)]
 
 
 def hosts_of(pid: int) -> list[str]:
-    """The hosts of all nodes of a process's communicators, where it is the one of its node that
-    knows them; local. Raises as notes_of().
-    """
+    """Return the hosts of its communicators, if it is the process that knows; as notes_of()."""
     found: dict[str, None] = {}
     for page in _pages(pid):
         if (header := _header(page, pid)) is not None:
@@ -99,10 +89,9 @@ def hosts_of(pid: int) -> list[str]:
 
 
 def _pages(pid: int) -> Iterator[int]:
-    """Descriptors, each open until the next one is asked for."""
     for path in _paths(pid):
         try:
-            # The number may be another file's by now, which must not hold this up.
+            # The number may belong to another file by now, which must not block.
             page = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
             continue  # closed meanwhile
@@ -144,7 +133,7 @@ def _read(page: int, pid: int) -> list[Note]:
 
 
 def _header(page: int, pid: int) -> _Header | None:
-    """None where the process has made no page of its own, or not yet."""
+    """Return the header; None if the process has no page of its own, or not yet."""
     head = os.pread(page, _HEADER.size, 0)
     if not head.strip(b"\0"):
         return None  # it is being made
@@ -152,7 +141,7 @@ def _header(page: int, pid: int) -> _Header | None:
         raise PageRefused(f"process {pid}: its status page is cut off after {len(head)} bytes")
     magic, version, record_bytes, writer, _, used, *rest = _HEADER.unpack(head)
     if magic == b"\0" * len(MAGIC):
-        return None  # the same: that comes last
+        return None  # the same: the magic is written last
     if magic != MAGIC:
         raise PageRefused(f"process {pid}: its status page is not one of hsgd's")
     if version != VERSION:
@@ -171,7 +160,6 @@ def _header(page: int, pid: int) -> _Header | None:
 
 
 def _own_number(pid: int) -> int:
-    """The number of the process in its own PID namespace."""
     for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith("NSpid:"):
             return int(line.split()[-1])
@@ -179,9 +167,7 @@ def _own_number(pid: int) -> int:
 
 
 def _read_record(page: int, index: int, pid: int) -> Note:
-    """A record, the first is 1, as it was at one moment; as it is, where its writer was stopped
-    while it wrote.
-    """
+    """Read a record, from 1; it is torn if its writer was stopped within a change."""
     offset = index * _RECORD.size
     for _ in range(_TRIES):
         record = os.pread(page, _RECORD.size, offset)  # begins with its version

@@ -1,7 +1,4 @@
-"""What `hsgd status` prints: a table for people, a document for programs.
-
-Owns the words of the table and the fields of the document. Never judges.
-"""
+"""Output of `hsgd status`: a table for people, a document for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def document(groups: Sequence[Group], host: str, refused: Sequence[str]) -> dict[str, Any]:
-    """For JSON. Ages are in seconds."""
+    """Return the document for JSON. Ages are in seconds."""
     return {
         "hsgd_status": FORM,
         "host": host,
@@ -50,7 +47,7 @@ def document(groups: Sequence[Group], host: str, refused: Sequence[str]) -> dict
 
 
 def table(groups: Sequence[Group]) -> str:
-    """Several lines for each communicator: who it is, its ranks, what was found, stacks."""
+    """Return several lines for each communicator: its name, its ranks, findings, stacks."""
     parts = []
     for group in groups:
         pairs = list(zip(group.rows, group.standings, strict=True))
@@ -67,9 +64,7 @@ def table(groups: Sequence[Group]) -> str:
 
 
 def brief(group: Group) -> str:
-    """Fifteen lines at most for a communicator, those that hold others up first; no ranks of a node
-    that only waits for another one.
-    """
+    """Return at most 15 lines; the worst ranks first, none if only another node is awaited."""
     pairs = list(zip(group.rows, group.standings, strict=True))
     pairs.sort(key=lambda pair: pair[1] not in _LOUD)
     is_elsewhere = group.rows[0].nodes > 1 and not group.held_up_by
@@ -146,7 +141,7 @@ def _size(count: int) -> str:
 
 def _columns(cells: list[list[str]]) -> list[str]:
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    numbers = {0, 1, 3}  # to the right
+    numbers = {0, 1, 3}  # right-aligned
     return [
         "  "
         + "  ".join(

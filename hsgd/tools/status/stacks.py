@@ -1,8 +1,4 @@
-"""The stacks of a process, by py-spy where that is installed.
-
-Owns the words of py-spy. For Python's frames alone it reads the memory of the process and does not
-stop it, so that a stopped or hanging one can be read, too; for those of C and C++ it pauses it.
-"""
+"""Stacks by py-spy, which pauses a process only for the frames of C and C++."""
 
 from __future__ import annotations
 
@@ -23,19 +19,20 @@ _MAY_NOT = "ermission"
 
 @dataclass(frozen=True)
 class Reader:
-    """How stacks are read. native: with the frames of C and C++."""
+    """Reader of stacks; `native` adds the frames of C and C++."""
 
     path: str  # of py-spy
     native: bool
 
     @property
     def options(self) -> list[str]:
-        """What `hsgd status` is asked for on another node."""
+        """The options for `hsgd status` on another node."""
         return ["--native-stacks" if self.native else "--stacks"]
 
     def stack_of(self, pid: int) -> str:
-        """What py-spy says of a process: its stacks, or in one line why it cannot; blocking, 20 s
-        at most. Of one that is stopped it gets the frames of Python alone, within another 20 s.
+        """Return py-spy's stacks of a process, or why it failed; blocking, 20 s at most.
+
+        For a stopped process it reads only Python frames, within another 20 s.
         """
         done, text = self._dump(pid, "--native" if self.native else "--nonblocking")
         if done or not self.native or _MAY_NOT in text:
@@ -57,7 +54,7 @@ class Reader:
 
 
 def find_reader(*, native: bool) -> Reader:
-    """py-spy, where it is installed; local. Raises MissingExtra where it is not."""
+    """Find py-spy; local. Raises MissingExtra if it is not installed."""
     here = os.path.dirname(sys.executable)
     path = shutil.which("py-spy", path=os.pathsep.join([here, os.environ.get("PATH", "")]))
     if path is None:

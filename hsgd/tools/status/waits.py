@@ -1,7 +1,4 @@
-"""Who waits for whom in each communicator, and who holds the others up.
-
-Owns the judgement; works on rows alone, of this node or of several. Never reads processes.
-"""
+"""Judgement of the rows: which rank waits for which, and which ranks hold others up."""
 
 from __future__ import annotations
 
@@ -14,30 +11,32 @@ from hsgd.tools.status.looking import Row
 __all__ = ["Group", "Standing", "call_words", "groups_of"]
 
 _TIMEOUT = -3  # HSGD_ERR_TIMEOUT of hsgd/csrc/include/hsgd_core.h
-_SILENT_S = 1.0  # a rank that waits looks at the others fifty times a second
+_SILENT_S = 1.0  # a waiting rank checks the others fifty times a second
 
 
 class Standing(str, enum.Enum):
-    """What a rank does, as the others can tell."""
+    """State of a rank, as others can judge."""
 
     STOPPED = "stopped"  # its process is: SIGSTOP, Ctrl-Z, a debugger
-    ENDED = "ended"  # its process has, and its parent has not taken note
-    SET_UP = "set-up"  # waits for ranks to meet, or measures
+    ENDED = "ended"  # its process has, and its parent has not reaped it
+    SET_UP = "set-up"  # waits for ranks to join, or measures
     BROKEN = "broken"  # since an error
     WAITS = "waits"  # in a call, for others
-    SILENT = "silent"  # in a call, and has not looked at the others for long: it works, or hangs
+    SILENT = "silent"  # in a call, without a check of the others for long: it works, or hangs
     WORKS = "works"  # in a call
     LATE = "late"  # has not made the call in which others wait
-    OUTSIDE = "outside"  # between two calls, and nobody waits for it
+    OUTSIDE = "outside"  # between two calls, and no rank waits for it
 
 
 @dataclass
 class Group:
-    """The ranks of one communicator that were seen.
+    """The seen ranks of one communicator.
 
-    held_up_by: ranks, the first one most to blame. held_up_by_nodes: that were not seen, and are
-    waited for. waits_for_unseen: ranks wait, and none that was seen is to blame.
-    findings: a line for each of these, and for what else is worth knowing.
+    Attributes:
+        held_up_by: ranks that hold others up, the worst first.
+        held_up_by_nodes: nodes that were not seen, and are waited for.
+        waits_for_unseen: ranks wait, and no seen rank is the cause.
+        findings: a line for each of these, and for other facts.
     """
 
     comm: str
@@ -50,7 +49,7 @@ class Group:
 
     @property
     def unseen(self) -> list[int]:
-        """Ranks of which no process was seen."""
+        """Ranks without a seen process."""
         seen = {row.rank for row in self.rows}
         return [rank for rank in range(self.rows[0].size) if rank not in seen]
 
@@ -61,7 +60,7 @@ class Group:
 
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:
-    """One for each communicator, those that are held up first; local."""
+    """Return a group for each communicator, those that are held up first; local."""
     by_comm: dict[str, dict[int, Row]] = {}
     for row in rows:
         by_comm.setdefault(row.comm, {})[row.rank] = row
@@ -70,7 +69,7 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
 
 
 def call_words(row: Row) -> str:
-    """allreduce #12 "fc.weight"."""
+    """Format a call: allreduce #12 "fc.weight"."""
     return f"{row.kind} #{row.call}" + (f' "{row.name}"' if row.name else "")
 
 
@@ -93,13 +92,13 @@ def _judge(comm: str, rows: Sequence[Row], by_rank: dict[int, Row]) -> Group:
 
 
 def _waits(row: Row) -> bool:
-    """In a call, standing still, and alive: what it says of others can be believed."""
+    """Return whether the rank waits in a call and is alive, so that its page can be trusted."""
     looks = row.last_look_s is not None and row.last_look_s < _SILENT_S
     return row.state == "open" and row.in_call and looks and not row.moves and not _is_stopped(row)
 
 
 def _gave_up(row: Row) -> bool:
-    """Waited for others until the deadline: what they do now, they did then."""
+    """Return whether the rank waited until the deadline: its page shows for which ranks."""
     return row.state == "broken" and row.error_code == _TIMEOUT
 
 
@@ -108,7 +107,6 @@ def _is_stopped(row: Row) -> bool:
 
 
 def _standing(row: Row, newest: int, waiting: Container[int]) -> Standing:
-    """waiting: ranks."""
     if row.process_state in ("T", "t"):
         return Standing.STOPPED
     if row.process_state in ("Z", "X"):
@@ -145,7 +143,6 @@ def _say_who_is_waited_for(
 
 
 def _blame_all(group: Group, newest: int, wait: str, all_rows: Sequence[Row]) -> None:
-    """Of a communicator whose ranks wait, or have waited, in call `newest`."""
     blamed = []
     for row, standing in zip(group.rows, group.standings, strict=True):
         is_behind = row.call < newest or (row.call == newest and row.in_call)
@@ -179,7 +176,7 @@ def _process_words(standing: Standing) -> str:
 
 
 def _elsewhere(row: Row, all_rows: Sequence[Row]) -> str:
-    """A rank that is late here may wait in another communicator, perhaps for a rank that waits."""
+    """Describe the wait of a late rank in another communicator, if it waits there."""
     for other in all_rows:
         same = other.host == row.host and other.pid == row.pid and other.comm != row.comm
         if same and _waits(other):
@@ -189,7 +186,7 @@ def _elsewhere(row: Row, all_rows: Sequence[Row]) -> str:
 
 
 def _say_who_is_unseen(group: Group, waiting: Sequence[Row], wait: str) -> None:
-    """To blame are only those for whom a rank says that it waits."""
+    """Add a finding about unseen ranks; only those that a rank waits for are to blame."""
     unseen = group.unseen
     if not unseen:
         return
@@ -258,7 +255,6 @@ def _person(row: Row) -> str:
 
 
 def _ranks(ranks: Sequence[int], word: str = "rank") -> str:
-    """rank 3; ranks 1, 2 and 5; of many the first ones."""
     most = 8
     if len(ranks) == 1:
         return f"{word} {ranks[0]}"
