@@ -228,7 +228,8 @@ def test_calls_are_passed_on_with_as_many_arguments_as_mpi_declares() -> None:
     folders = [flag[2:] for flag in mpi.compile_flags if flag.startswith("-I")]
     header = next(path for path in (Path(folder, "mpi.h") for folder in folders) if path.is_file())
     declared = dict(re.findall(r"\b(MPI_\w+)\s*\(([^();]*)\)[^;(]*;", header.read_text()))
-    code = "".join(path.read_text() for path in (ROOT / "hsgd/csrc/bindings/mpi_preload").glob("*.cpp"))
+    room = ROOT / "hsgd/csrc/bindings/mpi_preload"
+    code = "".join(path.read_text() for path in room.glob("*.cpp"))
     ours = re.findall(r"^HSGD_(?:STARTS|STARTS_BOTH|COLLECTIVE)\((MPI_\w+), (\d+)\)", code, re.M)
     assert len(ours) > 50
     counts = {name: declared[name].count(",") + 1 for name, _ in ours if name in declared}

@@ -42,7 +42,7 @@ def find_nodes(board: Circle, size: int) -> list[int]:
 
 
 def number_nodes(marks: Sequence[object]) -> list[int]:
-    """Number the marks of ranks in the order of their first appearance."""
+    """Return the marks of ranks as numbers, in the order of their first appearance."""
     numbers = {mark: number for number, mark in enumerate(dict.fromkeys(marks))}
     return [numbers[mark] for mark in marks]
 
