@@ -1,7 +1,6 @@
 """hsgd data convert | upload | info | verify | bench: the reader's commands.
 
-Owns arguments, their help, and the text of `info`. Errors are raised and become one line in
-hsgd/tools/cli/commands.py, which calls `add_parser`.
+Errors are raised and become one line in hsgd/tools/cli/commands.py, which calls `add_parser`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from typing import Any
 from hsgd.errors import DataError, LaunchError, MissingExtra
 from hsgd.jobs.environment.launched_once import launched_once
 
-from .convert.conversion import convert_to_slabs
+from .convert.convert_to_slabs import convert_to_slabs
+from .convert.find_damage import find_damage
 from .convert.progress import Progress, bytes_text
-from .convert.upload import check_target, upload_slabs
-from .convert.verify import find_damage
+from .convert.upload_slabs import check_target, upload_slabs
 from .dataset_summary import describe, document, table
 from .format.chunks import COMPRESSIONS
-from .format.dataset_index import open_map, open_undamaged
 from .format.index_checksum import unchecked_index
+from .format.open_map import open_map, open_undamaged
 from .loader import PartitionedLoader
 from .options import ReadOptions, Shuffle
 from .remote.urls import child_url, is_url

@@ -1,8 +1,4 @@
-"""PartitionedDataset: the same stream as PartitionedLoader, for torch's own DataLoader.
-
-Owns the split of a rank's share over the worker processes of a DataLoader. Reading is the loader's:
-each worker has a PartitionedLoader of its own, as if it were a rank.
-"""
+"""PartitionedDataset: the same stream as PartitionedLoader, for torch's own DataLoader."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .launched import rank_here
 from .loader import PartitionedLoader
+from .rank_here import rank_here
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset, get_worker_info

@@ -1,7 +1,4 @@
-"""What a dataset is, as text for people and as a document for programs.
-
-Owns the words of `hsgd data info`. Reads metadata, and the labels of classes that have names.
-"""
+"""What a dataset is, as text for people and as a document for programs."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from dataclasses import asdict
 
 from .class_counts import ClassCounts, class_counts
 from .convert.progress import bytes_text
-from .format.dataset_index import DataMap
-from .format.packed_values import packing_text
+from .format.data_map import DataMap
+from .format.packing_of import packing_text
 from .format.sample_groups import LEAST_GROUPS
 from .format.slab_folder import SOURCE_ORDER
 

@@ -1,7 +1,7 @@
 """PartitionedLoader: the batches of one rank, read ahead by threads.
 
 Owns the arguments, the epoch and its state, and the memory that iterations share. Threads and
-batches are those of iteration.py and reader_pool.py. Never talks to other ranks: rank and
+batches are those of iteration.py and filler.py. Never talks to other ranks: rank and
 world_size are arguments, and equal arguments everywhere are enough for equal steps and disjoint
 samples.
 """
@@ -21,26 +21,26 @@ import numpy as np
 
 from hsgd.base.closing import Closing
 
-from .batches.buffer_pool import BufferRing
+from .batches.buffer_ring import BufferRing
 from .batches.decode_stage import DecodeSettings, DecodeStage, decoded_bytes
 from .batches.device_transfer import DeviceTransfer
 from .batches.error_policy import ErrorPolicy
+from .batches.filler import Filler
 from .batches.image_decoder import ImageDecoder
 from .batches.iteration import Batch, Counts, Iteration, IterationSettings, Progress
 from .batches.mapped_batches import MappedBatches, check_mappable
-from .batches.read_schedule import ReadPlan, staging_bytes
-from .batches.reader_pool import Filler
-from .cache.node_ranks import seats_of
-from .cache.slab_cache import CacheStats, NodeCache, NodeGroup
-from .format.dataset_index import DataMap, open_map
-from .format.element_windows import packed_map
+from .batches.scheduler import ReadPlan, staging_bytes
+from .cache.node_cache import CacheStats, NodeCache, NodeGroup
+from .cache.seats import seats_of
+from .format.data_map import DataMap
 from .format.fields import left_out_line
-from .format.packed_values import packing_warnings
+from .format.open_map import open_map
+from .format.packed_map import packed_map
+from .format.packing_of import packing_warnings
 from .format.slab_folder import FieldSpec
 from .format.stored_rows import unwritten_lines
-from .launched import check_still_alone, rank_here
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
-from .order.partition import (
+from .order.epoch_order import (
     Cut,
     EpochOrder,
     Share,
@@ -50,12 +50,13 @@ from .order.partition import (
     with_cut,
 )
 from .order.resume import EpochState, state_from
-from .reading.reader import ReadStats
+from .rank_here import check_still_alone, rank_here
+from .reading.open_map_together import open_map_together
 from .reading.row_copies import MOST_ROWS
-from .reading.shared_index import open_map_together
+from .reading.row_reader import ReadStats
 from .remote.block_files import DiskOptions
 from .remote.disk_cache import disk_cache_of
-from .remote.objects import RemoteAccess
+from .remote.object_reader import RemoteAccess
 from .remote.urls import is_url
 
 if TYPE_CHECKING:

@@ -1,9 +1,4 @@
-"""Encoded samples of a batch to pixels, in threads, some batches ahead of the loop.
-
-Owns the threads, the memory of decoded batches, and the errors of samples that cannot be decoded,
-which then are like those that could not be read. Never decides how an image is decoded
-(image_decoder.py) or what becomes of a bad sample (error_policy.py).
-"""
+"""Encoded samples of a batch to pixels, in threads, some batches ahead of the loop."""
 
 from __future__ import annotations
 
@@ -19,12 +14,12 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import DataMap
+from ..format.data_map import DataMap
 from ..format.ragged import Block, Ragged
-from ..order.partition import IntArray
-from .buffer_pool import BufferRing
+from ..order.epoch_order import IntArray
+from .buffer_ring import BufferRing
+from .filler import Filled
 from .image_decoder import ImageDecoder, UnreadableImage
-from .reader_pool import Filled
 
 __all__ = [
     "RELEASE_S",

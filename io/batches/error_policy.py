@@ -1,8 +1,4 @@
-"""What becomes of a batch that could not be read: decided by all ranks together, so nobody hangs.
-
-Owns the policies raise, skip and substitute, and the one small collective per batch that makes
-ranks agree when they have a communicator. Never reads again.
-"""
+"""What becomes of a batch that could not be read: all ranks decide together, so nobody hangs."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..reading.shared_index import Group
-from .reader_pool import Filled
+from ..reading.open_map_together import Group
+from .filler import Filled
 
 __all__ = ["ErrorPolicy"]
 

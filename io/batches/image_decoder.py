@@ -1,9 +1,9 @@
 """Encoded images to pixels of one size: what `decode=` of a loader takes.
 
-Owns `images()`, the choice of the part of each image that is taken, and its randomness, a function
-of seed, epoch and sample alone. JPEG is decoded by simplejpeg (libjpeg-turbo), other forms by
-Pillow, and what is taken is scaled by libhsgd_io; all three give the GIL away. Parts as torchvision
-chooses them in RandomResizedCrop, and in Resize(256) with CenterCrop(224).
+What is taken of an image is a function of seed, epoch and sample alone. JPEG is decoded by
+simplejpeg (libjpeg-turbo), other forms by Pillow, and what is taken is scaled by libhsgd_io; all
+three give the GIL away. Parts as torchvision chooses them in RandomResizedCrop, and in Resize(256)
+with CenterCrop(224).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hsgd.errors import MissingExtra
 
 from ..format.slab_folder import FieldSpec
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from ..reading.row_copies import crop_image
 
 __all__ = ["Crop", "ImageDecoder", "UnreadableImage", "images"]

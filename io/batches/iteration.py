@@ -1,8 +1,4 @@
-"""One pass over an epoch: batches out of the ring, as arrays or tensors, until it ends or is left.
-
-Owns the life of the reading threads and what the training loop sees of them: batches, errors,
-time-outs. Never reads (reader_pool.py) and never decides the order (partition.py).
-"""
+"""One pass over an epoch: batches out of the ring, as arrays or tensors, to its end or less."""
 
 from __future__ import annotations
 
@@ -21,14 +17,14 @@ from typing import Any
 from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged
-from .buffer_pool import BufferRing
+from .buffer_ring import BufferRing
 from .decode_stage import RELEASE_S, DecodeStage, DecodingBatch, in_own_thread
 from .device_transfer import DeviceTransfer
 from .error_policy import ErrorPolicy
+from .filler import Filled, Filler, Starved
 from .mapped_batches import MappedBatches
 from .pinned_memory import tensor_of
-from .reader_pool import Filled, Filler, Starved
-from .segments import CU_SEQLENS, cumulative
+from .segment_finder import CU_SEQLENS, cumulative
 
 __all__ = ["Batch", "Counts", "Iteration", "IterationSettings", "Progress"]
 

@@ -1,9 +1,8 @@
 """Batches as views of the mapped files: what lies in the page cache reaches the loop uncopied.
 
-Owns the mappings, which are private: what a program writes into a batch reaches neither the file
-nor another batch. Takes the place of the reading threads and of the ring. Never shuffles and never
-reads ahead: a batch is rows that lie one after another. The file must be unchanged every 4 MiB; no
-check can keep a process alive whose file is cut off while it looks at a batch (SIGBUS).
+Mappings are private: what a program writes into a batch reaches neither the file nor another batch.
+The file must be unchanged every 4 MiB; no check can keep a process alive whose file is cut off
+while it looks at a batch (SIGBUS).
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import DataMap, SlabMap
+from ..format.data_map import DataMap, SlabMap
 from ..format.ragged import Block
 from ..format.slab_folder import FieldSpec
-from ..reading.files import SlabFiles
-from ..reading.reader import ReadStats
-from .read_schedule import ReadPlan
-from .reader_pool import Filled
+from ..reading.row_reader import ReadStats
+from ..reading.slab_files import SlabFiles
+from .filler import Filled
+from .scheduler import ReadPlan
 
 __all__ = ["MappedBatches", "check_mappable"]
 

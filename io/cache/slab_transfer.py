@@ -1,8 +1,7 @@
 """Slabs from the memory of one node to that of another, by a communicator instead of the files.
 
-Owns which slab comes from where, and how they change places while all memory is in use: piece by
-piece, the same piece of all slots at once, so that a slot gives away its bytes just before others
-come there. Never reads a file, and never knows what a slot holds.
+They change places while all memory is in use: piece by piece, the same piece of all slots at once,
+so that a slot gives away its bytes just before others come there.
 """
 
 from __future__ import annotations

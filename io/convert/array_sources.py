@@ -1,8 +1,4 @@
-"""Sources in memory: the arrays of a program, and scikit-learn's digits.
-
-Owns `ArraySource`, and what of a program's arrays can be a field. Never reads files and never
-writes.
-"""
+"""Sources in memory: the arrays of a program, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from hsgd.errors import MissingExtra
 
 from ..format.ragged import Block, Ragged, elements, part_of_block, ragged_of
 from ..format.slab_folder import FieldSpec
-from ..order.partition import permutation
+from ..order.epoch_order import permutation
 
 __all__ = ["ArraySource", "digits_splits"]
 

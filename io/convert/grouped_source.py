@@ -1,7 +1,6 @@
 """An HDF5 file with a group for each sample as a source.
 
-Owns the look at every group: which samples have all fields, in which shapes. Samples come in the
-order of the numbers in their names, and are read one by one. Never writes.
+Samples come in the order of the numbers in their names, and are read one by one.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunks import load_filters
-from ..format.dataset_index import supported_dtype
 from ..format.fields import left_out_line, stored_name
+from ..format.open_map import supported_dtype
 from ..format.opening import examined, first_line, open_hdf5
-from ..format.packed_values import packing_of
+from ..format.packing_of import packing_of
 from ..format.ragged import Block, ragged_of
 from ..format.sample_groups import SampleGroups, hard_linked
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import StoredRows
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from .record_sources import identity_of_files
 
 __all__ = ["GroupedSource"]

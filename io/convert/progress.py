@@ -1,7 +1,7 @@
 """A progress bar in bytes, and sizes as text, for the commands of the reader.
 
-Owns what people see while they wait. Imports tqdm only when a bar is shown: where the output is no
-terminal, which would keep every state of it, one line says what has begun.
+tqdm is imported only when a bar is shown: where the output is no terminal, which would keep every
+state of it, one line says what has begun.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sources of single records: image folders, WebDataset tar files, CSV and Parquet tables.
 
-Owns how a record becomes arrays of fixed shape; sources.py finds out which of these a name means.
 Pillow, pandas and pyarrow are imported when they are needed. Rows are decoded block by block, so
-memory stays bounded. Never writes.
+memory stays bounded.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ..format.attributes import Attributes, class_attributes
 from ..format.opening import first_line
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from ..format.slab_folder import FieldSpec
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from .class_folders import IMAGE_SUFFIXES, ClassFolders
 
 __all__ = [

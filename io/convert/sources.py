@@ -1,9 +1,6 @@
 """What can be converted: NumPy and HDF5 files, slab folders, and single records.
 
-Owns which kind of source a name means, and one class per kind of file of arrays, all with the same
-members (`Source`); arrays in memory are in array_sources.py, images, tar files and tables in
-record_sources.py, documents in text_sources.py. Each streams rows in
-their original order, so memory stays bounded whatever the source. Never writes.
+Each source streams rows in their original order, so memory stays bounded whatever it is.
 """
 
 from __future__ import annotations
@@ -26,24 +23,20 @@ from hsgd.errors import DataError
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunk_bounds import check_stored_chunks
 from ..format.chunks import load_filters
-from ..format.dataset_index import (
-    check_unique,
-    open_map,
-    supported_dtype,
-)
 from ..format.fields import choose_fields, find_fields, linked_file
+from ..format.open_map import check_unique, open_map, supported_dtype
 from ..format.opening import examined, first_line, open_hdf5
-from ..format.packed_values import packing_of
+from ..format.packing_of import packing_of
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.sample_groups import find_sample_groups
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
 from ..format.stored_rows import StoredRows
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from ..reading.claimed_memory import claimed_memory
-from ..reading.reader import RowReader
+from ..reading.row_reader import RowReader
 from .class_folders import IMAGE_SUFFIXES
 from .grouped_source import GroupedSource
-from .joined_sources import HDF5_SUFFIXES, JoinedSource
+from .joined_source import HDF5_SUFFIXES, JoinedSource
 from .record_sources import (
     CsvSource,
     ImageFolderSource,

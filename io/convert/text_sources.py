@@ -1,8 +1,6 @@
 """Documents as sources: text files, lines of JSON, and token ids in the place of text.
 
-Owns which documents a text file has, and `TokenizedSource`, which lets a tokenizer read the text of
-any source. Text is UTF-8, a ragged field of bytes. Some documents at a time are in memory. Never
-writes.
+Text is UTF-8, a ragged field of bytes. Some documents at a time are in memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The attributes that users gave an HDF5 file: units, titles, whatever they wrote there.
 
-Owns which of them can be carried to a slab folder, and how they are written into its index. What
-hsgd writes for itself (slab_folder.py) is none of them. Never opens a dataset to read them: HDF5
-crashes on the damaged map of a virtual one, and an index may have lost its checksum.
+No dataset is opened to read them: HDF5 crashes on the damaged map of a virtual one, and an index
+may have lost its checksum.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 from hsgd.errors import DataError
 
 from ..remote.metadata_file import MetadataFile
-from ..remote.objects import ObjectReader, RemoteAccess
+from ..remote.object_reader import ObjectReader, RemoteAccess
 from ..remote.urls import child_url, is_url, names_a_file, url_of
 from .index_checksum import check_index, check_index_stream
 from .opening import examined, examined_object, first_line
@@ -41,7 +40,7 @@ __all__ = [
 ]
 
 _OWN = frozenset(header_field.name for header_field in fields(SlabHeader))
-_LIBVER = ("v110", "v110")  # as the index has it (writer.py)
+_LIBVER = ("v110", "v110")  # as the index has it (slab_folder_writer.py)
 _CLASS_NAMES = "class_names"
 _DIFFERS = "it differs between the files"
 _UNREADABLE = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)

@@ -1,8 +1,7 @@
 """Chunks of HDF5 datasets without HDF5: where they lie, and how to apply and undo their filters.
 
-Owns which pipelines of filters are known, and the codecs: gzip is Python's own, Blosc and Zstandard
-those of numcodecs, which, like gzip's, give the GIL away. HDF5 itself decompresses under one lock.
-Never opens a file.
+gzip is Python's own, Blosc and Zstandard those of numcodecs, which, like gzip's, give the GIL away.
+HDF5 itself decompresses under one lock.
 """
 
 from __future__ import annotations

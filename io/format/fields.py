@@ -1,8 +1,7 @@
 """Which datasets of an HDF5 file are fields: all that have samples, under each of their names.
 
-Owns the walk over groups and links, and the reasons for what is left out. Soft and external links
-are followed where that is safe: what they lead to exists, is a plain file, and does not lead back.
-Never reads samples and never decides how they are read (dataset_index.py).
+Soft and external links are followed where that is safe: what they lead to exists, is a plain file,
+and does not lead back.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hsgd.errors import DataError
 
-from .links import LinkGuard
+from .link_guard import LinkGuard
 from .opening import UnknownFields
 from .slab_folder import LONGEST, OFFSETS, VALUES, import_h5py
 from .stored_rows import StoredRows

@@ -1,7 +1,6 @@
 """The shared lock on a file that is read, as HDF5 takes it, against programs that write it.
 
-Owns when it is taken, and what is said if it is not to be had. It is held while the descriptor is
-open, and any number of readers have it at once. Never opens a file.
+It is held while the descriptor is open, and any number of readers have it at once.
 """
 
 from __future__ import annotations

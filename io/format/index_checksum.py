@@ -1,9 +1,8 @@
 """The checksum at the end of index.h5: HDF5 has none for the maps of its virtual datasets.
 
-Owns these 16 bytes, which lie behind what HDF5 knows of and which it does not look at: MAGIC, then
-the CRC-32 of all bytes before it, little-endian. HDF5 2.0 crashes when it opens a virtual dataset
-whose map is damaged, so the file is checked before. A program that changes the file through HDF5
-cuts them off. Never opens a file as HDF5.
+These 16 bytes lie behind what HDF5 knows of and which it does not look at: MAGIC, then the CRC-32
+of all bytes before it, little-endian. HDF5 2.0 crashes when it opens a virtual dataset whose map is
+damaged, so the file is checked before. A program that changes the file through HDF5 cuts them off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""HDF5 files as they are opened to be examined, and slab folders, on the disk or behind a URL.
-
-Owns what their errors become, and what must stay the same while a file is in use. Never reads
-samples (reading/reader.py) and never decides how they are read (dataset_index.py).
-"""
+"""HDF5 files as they are opened to be examined, and slab folders, on the disk or behind a URL."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from hsgd.errors import DataError
 
 from ..remote.metadata_file import MetadataFile, open_objects
-from ..remote.objects import ObjectIdentity, ObjectMissing, ObjectReader
+from ..remote.object_reader import ObjectIdentity, ObjectMissing, ObjectReader
 from ..remote.urls import child_url
 from .file_lock import being_written, lock_shared
 from .slab_folder import import_h5py, slab_name, slab_number

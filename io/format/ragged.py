@@ -1,7 +1,6 @@
 """Samples of different lengths, one after the other: values, and offsets that tell them apart.
 
-Owns `Ragged`, what a batch holds for such a field, and its arithmetic on NumPy arrays. Layout of
-the Arrow columnar format for lists with 64-bit offsets. Never reads or writes.
+Layout of the Arrow columnar format for lists with 64-bit offsets.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..order.partition import IntArray, concatenate_ranges
+from ..order.epoch_order import IntArray, concatenate_ranges
 
 __all__ = [
     "Block",

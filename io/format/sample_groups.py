@@ -1,8 +1,7 @@
 """Files with a group for each sample: 000000/image, 000000/label, 000001/image, and so on.
 
-Owns how they are recognised, by the names in some of their groups, and the order of the samples.
-Read as fields, each of these datasets would be one, and its first axis that of samples. Only hard
-links count. Never reads samples (convert/grouped_source.py).
+They are recognised by the names in some of their groups. Read as fields, each of these datasets
+would be one, and its first axis that of samples. Only hard links count.
 """
 
 from __future__ import annotations

@@ -11,9 +11,6 @@ A ragged field is a group with the attributes LONGEST and LARGEST_BLOCK and two 
 the elements of all samples one after the other, and offsets (int64): sample i of a slab is the
 elements offsets[i] to offsets[i + 1], counted from the first of the whole dataset. Block i of
 values is that of the same samples; block i of offsets has one offset more than samples.
-
-Owns names and attributes. Never writes (writer.py, atomic_folder.py) and never reads samples
-(reader.py).
 """
 
 from __future__ import annotations

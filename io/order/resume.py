@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .partition import Cut
+from .epoch_order import Cut
 
 __all__ = ["EpochState", "state_from"]
 

@@ -1,7 +1,6 @@
 """libhsgd_io by ctypes: rows of a file to the addresses where a batch wants them.
 
-Owns the prototypes and structs of io/csrc/rows.h, and the functions below, which give the GIL away
-while they work. Never allocates memory for rows; whoever passes an address keeps what is there
+The functions give the GIL away while they work. Whoever passes an address keeps what is there
 alive.
 """
 

@@ -1,8 +1,7 @@
 """One range of one object by HTTP or S3, once: urllib3 and botocore.
 
-Owns the clients of a process, with their connections, which a forked child makes anew, and what an
-answer means. Never tries again (objects.py), and never puts a query or a header into a message.
-Both clients read from the socket outside the GIL, and both live on in forked processes.
+A forked child makes its clients anew. No query and no header gets into a message. Both clients read
+from the socket outside the GIL, and both live on in forked processes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Ranges of objects out of blocks on a local disk; what is not there is fetched, and kept.
-
-Owns which blocks a range needs, which thread of a process fetches which, and the caches of a
-process, which a forked child makes anew. Never asks a server itself (objects.py), and never decides
-which blocks stay (block_files.py).
-"""
+"""Ranges of objects out of blocks on a local disk; what is not there is fetched, and kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """URLs of objects and folders: which paths are URLs, and how they are put together.
 
-Owns the schemes that hsgd reads, and the refusal of URLs with secrets in them: they stand in error
-messages. Never opens a connection.
+URLs with secrets in them are refused: URLs stand in error messages.
 """
 
 from __future__ import annotations

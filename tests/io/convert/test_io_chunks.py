@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import RowReader, convert_to_slabs, open_map
-from hsgd.io.convert import writer
-from hsgd.io.convert.verify import find_damage
+from hsgd.io.convert import slab_folder_writer as writer
+from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.format.chunks import COMPRESSIONS, chunks_of
 
 from hdf5_samples import arrays_of, collect, write_hdf5

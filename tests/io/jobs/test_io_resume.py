@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from hsgd.io.order.partition import Cut, part_of, remaining, share_of, with_cut
+from hsgd.io.order.epoch_order import Cut, part_of, remaining, share_of, with_cut
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

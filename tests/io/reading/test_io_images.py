@@ -22,7 +22,7 @@ from hsgd.io import (
 )
 from hsgd.io.batches import decode_stage
 from hsgd.io.batches.image_decoder import UnreadableImage
-from hsgd.io.convert.verify import find_damage
+from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.reading.row_copies import crop_image
 from PIL import Image
 

@@ -18,7 +18,7 @@ import pytest
 from hsgd.io import RowReader
 from hsgd.io import loader as loader_module
 from hsgd.io.batches import iteration as iterating
-from hsgd.io.batches.reader_pool import Filler
+from hsgd.io.batches.filler import Filler
 from hsgd.io.reading import row_copies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset
-from hsgd.io.batches.buffer_pool import BufferRing, RingClosed
+from hsgd.io.batches.buffer_ring import BufferRing, RingClosed
 from hsgd.io.format.slab_folder import FieldSpec
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5

@@ -1,7 +1,7 @@
 """One parse of the metadata per job: rank 0 examines the files, the others get what it found.
 
-Owns that broadcast. Opening thousands of files with HDF5 from thousands of ranks at once is what
-brings metadata servers down; the others only open(2) what they read.
+Opening thousands of files with HDF5 from thousands of ranks at once is what brings metadata servers
+down; the others only open(2) what they read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import DataMap, open_map
-from ..remote.objects import RemoteAccess
+from ..format.data_map import DataMap
+from ..format.open_map import open_map
+from ..remote.object_reader import RemoteAccess
 
 __all__ = ["Group", "open_map_together"]
 

@@ -1,8 +1,8 @@
 """A folder that is being written: hidden beside its target until it is whole, then renamed.
 
-Owns .NAME.part beside the target NAME: data/ (what will be the target), conversion.json (what is
+.NAME.part beside the target NAME holds data/ (what will be the target), conversion.json (what is
 being made) and one journal for each rank and part, with which a conversion that was killed goes on
-where it was. Never looks into slabs (writer.py).
+where it was.
 """
 
 from __future__ import annotations

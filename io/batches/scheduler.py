@@ -1,7 +1,6 @@
 """From pieces of the stream to reads: which bytes of which files go to which addresses.
 
-Owns `ReadPlan`, what one rank reads in one iteration, and `Scheduler`, the arithmetic that turns a
-piece into tasks for libhsgd_io, all of a piece at once in NumPy. Never reads and never waits.
+All reads of a piece are worked out at once, in NumPy, as tasks for libhsgd_io.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..cache.slab_cache import NodeCache
-from ..format.dataset_index import DataMap
+from ..cache.node_cache import NodeCache
+from ..format.data_map import DataMap
 from ..format.ragged import offsets_of
 from ..format.slab_folder import OFFSETS
-from ..order.partition import EpochOrder, IntArray, Range, Share, StreamPiece
+from ..order.epoch_order import EpochOrder, IntArray, Range, Share, StreamPiece
 from ..reading import row_copies
-from ..reading.files import SECTOR_BYTES, SlabFiles
-from ..reading.reader import ReadStats, RowReader
 from ..reading.row_copies import TASK, Addresses, BatchRows, TaskBatch
-from ..remote.objects import ObjectReader
-from .ragged_places import PlacedRows, RaggedPlacer
+from ..reading.row_reader import ReadStats, RowReader
+from ..reading.slab_files import SECTOR_BYTES, SlabFiles
+from ..remote.object_reader import ObjectReader
+from .ragged_placer import PlacedRows, RaggedPlacer
 
 __all__ = ["PieceReads", "ReadPlan", "Scheduler", "SlowRead", "staging_bytes"]
 
@@ -70,7 +69,7 @@ class ReadPlan:
         """Whether rows can be read without the checksum block, or chunk, that they are in."""
         if self.data.windows is not None:
             return not self.data.windows.chunked
-        extents = (extent for slab in self.data.slabs for extent in slab.extents.values())
+        extents = self.data.extents()
         return not self.verify and all(e.chunks is None and not e.refusal for e in extents)
 
 
@@ -180,7 +179,7 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
     least = _DIRECT_BYTES if direct else _STAGING_BYTES
     if data.windows is not None:
         data = data.windows.source
-    chunks = [extent.chunks for slab in data.slabs for extent in slab.extents.values()]
+    chunks = [extent.chunks for extent in data.extents()]
     least += 3 * max((mapped.nbytes for mapped in chunks if mapped is not None), default=0)
     if not verify:
         return least

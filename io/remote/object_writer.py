@@ -1,7 +1,8 @@
 """Files to objects of S3: whole and right, or an error in one line.
 
-Owns what is sent in one request and what in parts, the checksums that go along, and the back-off
-between tries. Never decides which files are sent, and in which order (convert/upload.py).
+Not s3transfer: it tells the ETag of nothing that it has sent, by which mixed uploads are noticed,
+and takes no Content-MD5 of its parts; botocore's retries count tries, not the seconds of
+`retry_s`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Which rank reads which samples, and in which order: arithmetic on counts.
 
-Owns the split of a global stream of samples over ranks (`share_of`) and the order of that stream in
-one epoch (`EpochOrder`). Never opens a file and never talks to another rank: metadata that every
-rank has is all it needs, so all ranks agree without a message.
+Metadata that every rank has is all it needs, so all ranks agree without a message.
 
 The stream of an epoch is one permutation of all samples that depends on the dataset, the seed and
 the epoch alone, not on the number of ranks; rank r takes a fixed contiguous part of it. Shuffling

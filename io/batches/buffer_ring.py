@@ -1,8 +1,7 @@
 """The buffers that become batches: used again only after the last tensor over them has died.
 
-Owns memory, cut into slots of one batch each, and who has a slot: the reading threads, the training
-loop, or nobody. A slot that was handed out comes back by itself when the last array or tensor that
-looks at it dies, in whatever thread that happens. Never reads and never copies.
+A slot that was handed out comes back by itself when the last array or tensor that looks at it dies,
+in whatever thread that happens.
 """
 
 from __future__ import annotations

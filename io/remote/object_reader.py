@@ -1,7 +1,8 @@
 """Ranges of objects, exactly or not at all: tried again, and only of the object that was opened.
 
-Owns the checks of what a server sends (range, size, ETag, every byte) and the back-off between
-tries. Never keeps what it read (disk_cache.py).
+What a server sends is checked: range, size, ETag, every byte. urllib3's and botocore's retries
+count tries, not seconds, and begin a range anew whose answer broke in the middle; here it goes on
+from the byte that is missing, within `retry_s`.
 """
 
 from __future__ import annotations

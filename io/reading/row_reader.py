@@ -1,9 +1,8 @@
 """Reading ranges of rows from the places that a DataMap names.
 
-Owns `RowReader`: large preadv calls straight into the caller's array where the DataMap allows to
-bypass HDF5, h5py elsewhere. Never decides who reads what (partition.py), and never trusts a file
-that changed since it was examined (files.py). Batches of rows in shuffled order go another way
-(reader_pool.py, row_copies.py), which comes here for what needs h5py or another byte order.
+Large preadv calls straight into the caller's array where the DataMap allows to bypass HDF5, h5py
+elsewhere. Batches of rows in shuffled order go another way (filler.py, row_copies.py), which comes
+here for what needs h5py or another byte order.
 """
 
 from __future__ import annotations
@@ -26,19 +25,15 @@ from hsgd.base.closing import Closing
 from hsgd.errors import DataError
 
 from ..format.chunks import Undecodable, decode, load_filters
-from ..format.dataset_index import (
-    DataMap,
-    Extent,
-    Offsets,
-)
+from ..format.data_map import DataMap, Extent, Offsets
 from ..format.fields import stored_name
 from ..format.opening import Identity, first_line, object_identity, open_hdf5
 from ..format.ragged import Ragged, join
-from ..order.partition import IntArray
-from ..remote.objects import ObjectReader, RemoteAccess, RequestCounts
+from ..order.epoch_order import IntArray
+from ..remote.object_reader import ObjectReader, RemoteAccess, RequestCounts
 from . import row_copies
 from .claimed_memory import claimed_memory
-from .files import SlabFiles, check_unchanged
+from .slab_files import SlabFiles, check_unchanged
 
 if TYPE_CHECKING:
     import h5py

@@ -1,7 +1,4 @@
-"""hsgd data verify: every block of a slab folder against its checksum, with several threads.
-
-Owns the search for damage and its report. Never repairs and never writes.
-"""
+"""hsgd data verify: every block of a slab folder against its checksum, with several threads."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..batches.read_schedule import staging_bytes
-from ..format.dataset_index import DataMap, Extent
+from ..batches.scheduler import staging_bytes
+from ..format.data_map import DataMap, Extent
 from ..format.slab_folder import OFFSETS, FieldSpec
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from ..reading import row_copies
 from ..reading.claimed_memory import claimed_memory
-from ..reading.files import SlabFiles
-from ..reading.reader import RowReader
+from ..reading.row_reader import RowReader
+from ..reading.slab_files import SlabFiles
 
 __all__ = ["find_damage"]
 

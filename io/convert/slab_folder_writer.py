@@ -1,8 +1,6 @@
 """Writing slabs: the files of one dataset, made whole in an empty folder.
 
-Owns the making of slab files and of the index, and their seal. A slab is slab-00003.h5.part until
-its rows, checksums and seal are on the disk. Knows nothing of where rows come from
-(shuffle_passes.py) or of what becomes of the folder (atomic_folder.py).
+A slab is slab-00003.h5.part until its rows, checksums and seal are on the disk.
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ from ..format.slab_folder import (
     import_h5py,
     slab_name,
 )
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from ..reading import row_copies
-from .atomic_folder import sync_file, sync_folder
+from .staged_folder import sync_file, sync_folder
 
 if TYPE_CHECKING:
     import h5py

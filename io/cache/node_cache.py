@@ -1,9 +1,7 @@
 """Slabs in the shared memory of a node: each is read from its file once, by one rank of the node.
 
-Owns the memory, what is in it, and who fills it. Never decides which slabs an epoch needs
-(partition.py, loader.py) and never waits but in the collectives of its communicator. All ranks work
-out the contents of all nodes from metadata, so they need no message besides. Slabs that another
-node holds come from there on request (slab_transfer.py).
+All ranks work out the contents of all nodes from metadata, so they need no message besides. Slabs
+that another node holds come from there on request (slab_transfer.py).
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError, HsgdError
 
-from ..format.dataset_index import DataMap
+from ..format.data_map import DataMap
 from ..format.slab_folder import OFFSETS, FieldSpec
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from ..reading import row_copies
-from ..reading.reader import RowReader
-from ..reading.shared_index import Group
+from ..reading.open_map_together import Group
+from ..reading.row_reader import RowReader
 from .slab_transfer import AlltoallComm, NodeSlot, SlabTransfer, plan_transfers, transfer_slabs
 
 __all__ = ["CacheStats", "NodeCache", "NodeGroup"]

@@ -1,8 +1,4 @@
-"""hsgd data convert: from any source to slab folders, shuffled on the way.
-
-Owns what is converted into how many slabs, and the ranks that do it together. The permutation is
-that of shuffle_passes.py, the files those of writer.py and atomic_folder.py.
-"""
+"""hsgd data convert: from any source to slab folders, shuffled on the way."""
 
 from __future__ import annotations
 
@@ -21,17 +17,17 @@ from hsgd.errors import DataError
 from ..format.attributes import Attributes
 from ..format.chunks import check_compression
 from ..format.fields import left_out_line
-from ..format.packed_values import packing_warnings
+from ..format.packing_of import packing_warnings
 from ..format.slab_folder import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec
 from ..format.stored_rows import unwritten_lines
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from .array_sources import ArraySource, digits_splits
-from .atomic_folder import Position, Staged, staged_folder
 from .progress import Advance, Progress
 from .shuffle_passes import BLOCK_BYTES, Order, Passes
+from .slab_folder_writer import SlabFolderWriter
 from .sources import Source, lengths_of, open_source
+from .staged_folder import Position, Staged, staged_folder
 from .text_sources import TokenizedSource, Tokenizer, load_tokenizer
-from .writer import SlabFolderWriter
 
 __all__ = ["ConvertGroup", "convert_to_slabs"]
 

@@ -1,8 +1,4 @@
-"""Which ranks share a node, and whose turn it is to read which part of the stream.
-
-Owns `Seats`, the numbering of ranks node by node. Never reads; asks the other ranks once, when it
-is made from a communicator.
-"""
+"""Which ranks share a node, and whose turn it is to read which part of the stream."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..order.partition import part_in_turn
-from .slab_cache import NodeGroup
+from ..order.epoch_order import part_in_turn
+from .node_cache import NodeGroup
 
 __all__ = ["Seats", "seats_of"]
 

@@ -1,7 +1,4 @@
-"""Several sources as one: the files of a folder, one after the other.
-
-Owns the check that they belong together. Each part reads for itself, one at a time (sources.py).
-"""
+"""Several sources as one: the files of a folder, one after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, common_attributes
-from ..format.packed_values import Packing, packing_text
+from ..format.packing_of import Packing, packing_text
 from ..format.ragged import Block
 from ..format.slab_folder import FieldSpec
 

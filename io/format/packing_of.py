@@ -1,7 +1,6 @@
 """Values that stand for others: packed by a scale and an offset, or put where a value is missing.
 
-Owns the attributes that say so (those of netCDF and HDF-EOS), and what a user is told of them: hsgd
-delivers values as they are stored. Never opens a dataset: HDF5 finds the attributes by its name.
+The attributes that say so are those of netCDF and HDF-EOS; hsgd delivers values as they are stored.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Threads that fill batches: each block of the stream is read once, straight into its batches.
 
-Owns who plans and who reads, and the order in which finished batches come out. One thread plans the
-next piece (read_schedule.py) while the others read the last one: they take its reads one by one
-inside libhsgd_io, without the GIL, so that a busy training loop does not hold them up. Never talks
-to other ranks, and never gives up a batch in silence: rows that could not be read come with the
-error.
+One thread plans the next piece (scheduler.py) while the others read the last one: they take its
+reads one by one inside libhsgd_io, without the GIL, so that a busy training loop does not hold them
+up. Rows that could not be read come with the error.
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ import numpy as np
 
 from hsgd.errors import DataError
 
-from ..order.partition import IntArray, StreamPiece, concatenate_ranges
+from ..order.epoch_order import IntArray, StreamPiece, concatenate_ranges
 from ..reading import row_copies
 from ..reading.claimed_memory import claimed_memory
-from ..reading.files import SlabFiles
-from ..reading.reader import ReadStats, RowReader
-from ..remote.objects import ObjectReader, RemoteAccess
-from .buffer_pool import BufferRing, RingClosed, Slot
-from .read_schedule import PieceReads, ReadPlan, Scheduler, SlowRead
-from .segments import SegmentFinder, Starts
+from ..reading.row_reader import ReadStats, RowReader
+from ..reading.slab_files import SlabFiles
+from ..remote.object_reader import ObjectReader, RemoteAccess
+from .buffer_ring import BufferRing, RingClosed, Slot
+from .scheduler import PieceReads, ReadPlan, Scheduler, SlowRead
+from .segment_finder import SegmentFinder, Starts
 
 __all__ = ["STARVED", "Filled", "Filler", "Starved"]
 
