@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 
 from ..format.ragged import Block, Ragged
 from ..format.slab_folder import OFFSETS, FieldSpec
+from ..format.slot_layout import SlotLayout, slot_layout
 from .pinned_memory import block_bytes, bytes_of, new_block
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BufferRing", "RingClosed", "Slot"]
+__all__ = ["BufferRing", "RingClosed", "Slot", "batch_layout"]
 
 _PAGE = 4096
 _HUGE = 2 << 20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_LINE = 64
-_OFFSET_BYTES = 8  # int64
 
 
 class RingClosed(Exception):
@@ -86,6 +85,20 @@ class Slot:
             self.address = self.block.data_ptr()
 
 
+def batch_layout(
+    specs: Sequence[FieldSpec],
+    batch_size: int,
+    *,
+    pin: bool = False,
+    longest: Mapping[str, int] | None = None,
+) -> SlotLayout:
+    """Lay out one batch as a BufferRing of these arguments does, without its memory."""
+    elements = {name: batch_size * count for name, count in (longest or {}).items()}
+    layout = slot_layout(specs, batch_size, elements)
+    nbytes = max(_PAGE, -(-layout.nbytes // _PAGE) * _PAGE)
+    return SlotLayout(layout.offsets, block_bytes(nbytes) if pin else nbytes)
+
+
 class BufferRing:
     """Slots for batches of `batch_size` samples of the fields `specs`.
 
@@ -109,19 +122,8 @@ class BufferRing:
         pin: bool = False,
         longest: Mapping[str, int] | None = None,
     ) -> None:
-        self.offsets: dict[str, int] = {}  # of fields, and of the offsets of ragged ones
-        end = 0
-        for spec in specs:
-            rows = batch_size
-            if spec.ragged:
-                self.offsets[f"{spec.name}/{OFFSETS}"] = end
-                end += -(-_OFFSET_BYTES * (batch_size + 1) // _LINE) * _LINE
-                rows = batch_size * (longest or {})[spec.name]
-            self.offsets[spec.name] = end
-            end += -(-spec.row_bytes * rows // _LINE) * _LINE
-        self.slot_bytes = max(_PAGE, -(-end // _PAGE) * _PAGE)
-        if pin:
-            self.slot_bytes = block_bytes(self.slot_bytes)
+        layout = batch_layout(specs, batch_size, pin=pin, longest=longest)
+        self.offsets, self.slot_bytes = layout.offsets, layout.nbytes
         self._specs = tuple(specs)
         self._limit, self._pin = memory_limit, pin
         # SimpleQueue because a destructor may put into it, whatever its thread is doing.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hsgd.errors import DataError
 
 from ..reading.open_map_together import Group
-from .filler import Filled
+from .batch_source import Filled
 
 __all__ = ["ErrorPolicy"]
 
@@ -31,19 +31,23 @@ class ErrorPolicy:
         self._good: dict[str, Any] = {}  # a sample to stand in for a whole batch
 
     def judge(
-        self, filled: Filled | None, step: int, failure: BaseException | None, arrays: Any
+        self,
+        filled: Filled | None,
+        step: int,
+        failure: BaseException | None,
+        arrays: dict[str, Any],
     ) -> bool:
         """Whether batch `step` is to be delivered; all ranks with a comm get the same answer.
 
-        filled: the batch, None when `failure` came in its place. arrays: called for the arrays of
-        the batch, when rows are substituted in place. Raises the error of this rank, naming the
+        filled: the batch, None when `failure` came in its place. arrays: its fields, of which rows
+        are substituted in place. Raises the error of this rank, naming the
         batch and the rank, or DataError naming a rank that has one.
         """
         if failure is None and filled is not None and filled.bad:
-            if self.on_error != "substitute" or not self._substitute(filled, arrays()):
+            if self.on_error != "substitute" or not self._substitute(filled, arrays):
                 failure = filled.bad[0][1]
         elif self.on_error == "substitute" and filled is not None and filled.count:
-            self._good = self._good or {n: values[:1].copy() for n, values in arrays().items()}
+            self._good = self._good or {n: values[:1].copy() for n, values in arrays.items()}
         failed_rank = self._agree(-1 if failure is None else self.rank)
         if failed_rank < 0:
             return True

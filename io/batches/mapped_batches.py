@@ -23,7 +23,7 @@ from ..format.ragged import Block
 from ..format.slab_folder import FieldSpec
 from ..reading.row_reader import ReadStats
 from ..reading.slab_files import SlabFiles
-from .filler import Filled
+from .batch_source import BatchSource, Filled
 from .scheduler import ReadPlan
 
 __all__ = ["MappedBatches", "check_mappable"]
@@ -54,13 +54,10 @@ def check_mappable(data: DataMap, shuffle: str, on_error: str) -> None:
         raise ValueError(f"mapped=True: {reason}")
 
 
-class MappedBatches:
+class MappedBatches(BatchSource):
     """The batches of a plan in the order of the files, in the calling thread. stats: of ReadStats
     for metrics(); bytes count when they are handed out.
     """
-
-    base_slots = nbytes = 0
-    threads: tuple[()] = ()
 
     def __init__(self, plan: ReadPlan) -> None:
         self.stats = [ReadStats()]
@@ -76,11 +73,7 @@ class MappedBatches:
         self._next = self._end = 0  # of the run, what no batch has
         self._position = 0  # of the first row of the run, in the stream
 
-    def start(self) -> None:
-        """Nothing runs besides the loop."""
-
     def get(self, timeout_s: float) -> Filled | None:
-        """The next batch, with its error where its file cannot be mapped; None at the end."""
         if self._step == self._plan.share.steps:
             return None
         self._step += 1
@@ -100,35 +93,20 @@ class MappedBatches:
         self.stats[0].bytes_read += count * self._row_bytes
         return Filled(found, count)
 
-    def arrays(self, slot: dict[str, Block], count: int) -> dict[str, Block]:
-        """What get() made."""
-        return slot
-
-    def empty(self) -> dict[str, Block]:
-        """A batch without samples."""
-        return {
-            spec.name: np.empty((0, *spec.shape), spec.dtype) for spec in self._plan.data.fields
-        }
-
-    def is_stuck(self) -> bool:
-        """Never: there are no slots to wait for."""
-        return False
-
-    def can_grow(self) -> bool:
-        """Never."""
-        return False
-
-    def grow(self, slots: int) -> None:
-        """Nothing to add."""
+    def arrays(self, filled: Filled) -> dict[str, Block]:
+        if filled.memory is None:
+            specs = self._plan.data.fields
+            return {spec.name: np.empty((0, *spec.shape), spec.dtype) for spec in specs}
+        rows: dict[str, Block] = filled.memory
+        return rows
 
     def close(self) -> None:
-        """The loop takes no more."""
         self._step = self._plan.share.steps
 
-    def release(self) -> None:
-        """Close the files; batches that the loop keeps hold their mapping."""
+    def release(self, timeout_s: float) -> bool:
         self._run = {}
-        self._files.close()
+        self._files.close()  # batches that the loop keeps hold their mapping
+        return True
 
     def _gather(self, wanted: int) -> dict[str, NDArray[np.generic]]:
         """The next rows, a copy where they lie in several slabs. Raises DataError after it has

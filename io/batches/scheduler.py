@@ -39,11 +39,12 @@ _FEW = 8  # one of so many rows
 class ReadPlan:
     """What one rank reads in one iteration; holds no handle.
 
-    ranges: positions of the stream, in the order in which this rank gets them. block_samples: the
-    most rows that one task reads. direct: past the page cache. verify: check the checksums, for
-    which blocks are read whole.
+    source: the dataset and rank, for messages. ranges: positions of the stream, in the order in
+    which this rank gets them. block_samples: the most rows that one task reads. direct: past the
+    page cache. verify: check the checksums, for which blocks are read whole.
     """
 
+    source: str
     data: DataMap
     share: Share
     order: EpochOrder

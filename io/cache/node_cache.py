@@ -18,6 +18,7 @@ from hsgd.errors import DataError, HsgdError
 
 from ..format.data_map import DataMap
 from ..format.slab_folder import OFFSETS, FieldSpec
+from ..format.slot_layout import slot_layout
 from ..order.epoch_order import IntArray
 from ..reading import row_copies
 from ..reading.open_map_together import Group
@@ -87,20 +88,13 @@ class NodeCache:
         self._node = next(n for n, ranks in enumerate(nodes) if comm.rank in ranks)
         self.stats = CacheStats()
         self._specs = [spec for spec in data.fields if spec.row_bytes]
-        largest = max(data.slab_counts, default=0)
-        self._offsets: dict[
-            str, int
-        ] = {}  # in a slot: of fields, and of the offsets of ragged ones
-        end = 0
-        for spec in self._specs:
-            rows = largest
-            if spec.ragged:
-                self._offsets[f"{spec.name}/{OFFSETS}"] = end
-                end += -(-_OFFSET_BYTES * (largest + 1) // _LINE) * _LINE
-                rows = max((_elements(data, n, spec) for n in range(len(data.slabs))), default=0)
-            self._offsets[spec.name] = end
-            end += -(-spec.row_bytes * rows // _LINE) * _LINE
-        self._slot_bytes = max(_LINE, end)
+        elements = {
+            spec.name: max((_elements(data, n, spec) for n in range(len(data.slabs))), default=0)
+            for spec in self._specs
+            if spec.ragged
+        }
+        layout = slot_layout(self._specs, max(data.slab_counts, default=0), elements)
+        self._offsets, self._slot_bytes = layout.offsets, max(_LINE, layout.nbytes)
         slots = min(len(data.slabs), limit_bytes // self._slot_bytes)
         self._contents = [[-1] * slots for _ in nodes]  # the slab in each slot of each node
         self._memory: NDArray[np.uint8] = comm.shared((max(1, slots * self._slot_bytes),), "uint8")

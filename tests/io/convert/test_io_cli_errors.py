@@ -187,7 +187,7 @@ def test_a_damaged_hdf5_file_of_any_kind_is_an_error_of_one_line(hsgd_data, tmp_
     assert set(codes) == {0, 1}
 
 
-ASCII = "from hsgd import cli; import sys; sys.exit(cli.main(sys.argv[1:]))"
+ASCII = "from hsgd.tools import cli; import sys; sys.exit(cli.main(sys.argv[1:]))"
 
 
 def test_a_terminal_without_unicode_gets_the_table_all_the_same(tmp_path):

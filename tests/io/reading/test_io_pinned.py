@@ -129,7 +129,7 @@ def test_memory_is_limited_by_the_batches_that_the_program_keeps(
     read = replace(pinned(1 << 22), timeout_s=1)  # what the threads need is in it
     with PartitionedLoader(folder, 8, 0, 1, read=read) as loader:
         assert sum(len(batch["number"]) for batch in loader) == COUNT
-        ring = loader._rings[0]
+        ring = loader._iterations._kept[0]
         assert len(blocks) <= 14 + ring.base_slots  # a new one for each batch, none for nobody
         ring._limit = ring.nbytes  # no more than there are
         assert ring.slot_bytes.bit_count() == 1  # what torch's allocator takes
