@@ -38,10 +38,14 @@ from .slab_files import SlabFiles, check_unchanged
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["ReadStats", "RowReader", "check_offsets"]
+__all__ = ["ReadStats", "RowReader", "WrongChecksum", "check_offsets"]
 
 _READ_BYTES = 16 << 20  # per preadv call
 _OPEN_FILES = 64  # kept open by one RowReader
+
+
+class WrongChecksum(DataError):
+    """The values of a block are not those that were stored."""
 
 
 @dataclass
@@ -250,7 +254,7 @@ class RowReader(Closing):
             if crc != expected and self._forget_rows(number, name, row, rows):
                 crc = move()
             if crc != expected:
-                raise DataError(
+                raise WrongChecksum(
                     f"{self.data.slabs[number].path}: the checksum of the block "
                     f"{_place_of(extent, row)} of {name!r} is wrong; restore this file, see hsgd "
                     "data verify"
