@@ -13,13 +13,14 @@ from hsgd.errors import MissingExtra
 from ..format.ragged import Block, Ragged, elements, part_of_block, ragged_of
 from ..format.slab_folder import FieldSpec
 from ..order.epoch_order import permutation
+from .source import Source
 
 __all__ = ["ArraySource", "digits_splits"]
 
 _KINDS = "biufc"
 
 
-class ArraySource:
+class ArraySource(Source):
     """Arrays in memory, and Ragged ones. fields: names to take, all by default. Raises ValueError
     and TypeError for what is no field.
     """
@@ -44,13 +45,11 @@ class ArraySource:
         self.num_samples = next(iter(counts.values()))
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Slices of the array."""
         array = self._arrays[spec.name]
         for row in range(start, len(array), rows):
             yield part_of_block(array, row, min(row + rows, len(array)))
 
     def identity(self) -> str:
-        """A digest of all values."""
         digest = hashlib.sha256()
         for block in self._arrays.values():
             digest.update(elements(block).reshape(-1).view(np.uint8).data)

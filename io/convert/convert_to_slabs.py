@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from hsgd.errors import DataError
 
@@ -25,7 +25,8 @@ from .array_sources import ArraySource, digits_splits
 from .progress import Advance, Progress
 from .shuffle_passes import BLOCK_BYTES, Order, Passes
 from .slab_folder_writer import SlabFolderWriter
-from .sources import Source, lengths_of, open_source
+from .source import Source
+from .sources import lengths_of, open_source
 from .staged_folder import Position, Staged, staged_folder
 from .text_sources import TokenizedSource, Tokenizer, load_tokenizer
 
@@ -178,19 +179,9 @@ class _Part:
         return [self.name, self.source.identity(), self.source.num_samples, specs, lengths]
 
 
-@runtime_checkable
-class _Annotated(Protocol):
-    """A source with more than samples: HDF5."""
-
-    left_out: Mapping[str, str]
-
-    def attributes(self) -> Attributes:
-        """What the user wrote beside the samples."""
-
-
 def _check_written(source: Source, accepted: bool, *, warn: bool) -> None:
     lines = unwritten_lines(
-        getattr(source, "unwritten", {}).values(),
+        source.unwritten.values(),
         accepted=accepted,
         option="--fill-unwritten (fill_unwritten=True)",
     )
@@ -201,14 +192,12 @@ def _check_written(source: Source, accepted: bool, *, warn: bool) -> None:
 
 def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:
     """The attributes to carry. Says in a line each which datasets and attributes are not."""
-    if not isinstance(source, _Annotated):
-        return Attributes()
     found = source.attributes()
     lines = [
-        *getattr(source, "notes", ()),
-        left_out_line(name, getattr(source, "left_out_are", "no fields, so"), source.left_out),
+        *source.notes,
+        left_out_line(name, source.left_out_are, source.left_out),
         left_out_line(name, "attributes", found.left_out),
-        *packing_warnings(name, getattr(source, "packing", {}), _STAYS_PACKED),
+        *packing_warnings(name, source.packing, _STAYS_PACKED),
     ]
     for line in lines:
         if line and warn:

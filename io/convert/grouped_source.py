@@ -25,14 +25,14 @@ from ..format.sample_groups import SampleGroups, hard_linked
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import StoredRows
 from ..order.epoch_order import IntArray
-from .record_sources import identity_of_files
+from .source import Source
 
 __all__ = ["GroupedSource"]
 
 _NO_FIELD = "its type is none of numbers or bool"
 
 
-class GroupedSource:
+class GroupedSource(Source):
     """Samples that are groups. fields: names inside them; all that most groups have by default.
 
     A field whose arrays differ in their first axis alone is ragged. Groups without one of the
@@ -41,6 +41,7 @@ class GroupedSource:
 
     def __init__(self, path: Path, groups: SampleGroups, fields: Sequence[str] | None) -> None:
         self._path, self._home = path, groups.home
+        self.files = [path]
         self._names: list[str] = []
         self.left_out: dict[str, str] = {}
         self.unwritten: dict[str, str] = {}
@@ -77,12 +78,7 @@ class GroupedSource:
                     yield np.stack(values)
 
     def lengths(self, spec: FieldSpec) -> IntArray:
-        """Elements of each sample of a ragged field."""
         return self._columns[spec.name].lengths
-
-    def identity(self) -> str:
-        """Of the file."""
-        return identity_of_files([self._path])
 
     def attributes(self) -> Attributes:
         """Those of the file, and how fields are packed. Others are those of single samples."""

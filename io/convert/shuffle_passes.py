@@ -34,7 +34,7 @@ from ..format.slab_folder import FieldSpec
 from ..order.epoch_order import IntArray, permutation
 from .progress import Advance
 from .slab_folder_writer import SlabFolderWriter
-from .sources import Source
+from .source import Source
 from .staged_folder import Journal, Position
 
 __all__ = ["BLOCK_BYTES", "Order", "Passes"]
