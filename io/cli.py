@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hsgd.errors import DataError, LaunchError, MissingExtra
+from hsgd.errors import DataError, LaunchError
 from hsgd.jobs.environment.launched_once import launched_once
 
 from .convert.convert_to_slabs import convert_to_slabs
@@ -29,6 +29,7 @@ from .format.chunks import COMPRESSIONS
 from .format.index_checksum import unchecked_index
 from .format.open_map import open_map, open_undamaged
 from .loader import PartitionedLoader
+from .needed_for import needed_for
 from .options import ReadOptions, Shuffle
 from .remote.urls import child_url, is_url
 
@@ -355,12 +356,8 @@ def _launched_together() -> Any:
     found = launched_once()
     if found is None or found.is_alone:
         return None
-    try:
+    with needed_for("converting with several ranks", "mpi4py"):
         from mpi4py import MPI
-    except ImportError as error:
-        raise MissingExtra(
-            f"converting with several ranks needs mpi4py ({error}); pip install mpi4py"
-        ) from None
     if MPI.COMM_WORLD.size == 1:
         raise LaunchError(
             f"{found.what} started this process beside others, but mpi4py's MPI sees this one "

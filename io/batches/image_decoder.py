@@ -17,9 +17,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.errors import MissingExtra
-
 from ..format.slab_folder import FieldSpec
+from ..needed_for import needed_for
 from ..order.epoch_order import IntArray
 from ..reading.row_copies import crop_image
 
@@ -181,20 +180,14 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _simplejpeg() -> Any:
-    try:
+    with needed_for("decoding images", "simplejpeg"):
         import simplejpeg
-    except ImportError as error:
-        raise MissingExtra(
-            f"decoding images needs simplejpeg ({error}); pip install simplejpeg"
-        ) from None
     return simplejpeg
 
 
 def _pillow() -> Any:
-    try:
+    with needed_for("decoding images", "pillow"):
         from PIL import Image
-    except ImportError:
-        raise MissingExtra("decoding images needs Pillow; pip install pillow") from None
     return Image
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hsgd.errors import MissingExtra
-
 from ..format.ragged import Block, Ragged, elements, part_of_block, ragged_of
 from ..format.slab_folder import FieldSpec
+from ..needed_for import needed_for
 from ..order.epoch_order import permutation
 from .source import Source
 
@@ -82,12 +81,8 @@ def digits_splits(test_fraction: float, seed: int) -> dict[str, ArraySource]:
 
     Fields: image float32 (64,) in 0..1, label int64. The split depends on the seed alone.
     """
-    try:
+    with needed_for("the set of digits", "scikit-learn"):
         from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingExtra(
-            "the digits come with scikit-learn, which is not installed; pip install scikit-learn"
-        ) from None
     if not 0 < test_fraction < 1:
         raise ValueError(f"test fraction {test_fraction}; use a number between 0 and 1")
     digits = load_digits()

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.errors import DataError, MissingExtra
+from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, class_attributes
 from ..format.opening import first_line
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from ..format.slab_folder import FieldSpec
+from ..needed_for import needed_for
 from ..order.epoch_order import IntArray
 from .class_folders import IMAGE_SUFFIXES, ClassFolders
 from .source import Source, reading
@@ -216,10 +217,8 @@ class CsvSource(Source):
                 yield values[row : row + rows]
 
     def _chunks(self, columns: Sequence[str] | None) -> Iterator[Any]:
-        try:
+        with needed_for("CSV", "pandas"):
             import pandas
-        except ImportError:
-            raise MissingExtra("CSV needs pandas; pip install pandas") from None
         try:
             yield from pandas.read_csv(self._path, usecols=columns, chunksize=self._CHUNK)
         except (OSError, ValueError) as error:
@@ -297,11 +296,9 @@ class ParquetSource(Source):
             raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
 
     def _open(self) -> Any:
-        try:
+        with needed_for("Parquet", "pyarrow"):
             import pyarrow
             from pyarrow import parquet
-        except ImportError:
-            raise MissingExtra("Parquet needs pyarrow; pip install pyarrow") from None
         try:
             return parquet.ParquetFile(self._path)
         except (OSError, pyarrow.ArrowException) as error:
@@ -400,10 +397,8 @@ def _read_file(path: Path) -> bytes:
 
 def _decode(data: bytes, size: int | None, where: str) -> NDArray[np.uint8]:
     """An image as RGB, height x width x 3; scaled and cut to size x size when that is given."""
-    try:
+    with needed_for("an image", "pillow"):
         from PIL import Image, ImageOps
-    except ImportError:
-        raise MissingExtra("images need Pillow; pip install pillow") from None
     try:
         with Image.open(standard_io.BytesIO(data)) as opened:
             image = opened.convert("RGB")

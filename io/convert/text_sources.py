@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.errors import DataError, MissingExtra
+from hsgd.errors import DataError
 
 from ..format.opening import first_line
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import FieldSpec
+from ..needed_for import needed_for
 from .source import Source, reading
 
 __all__ = ["TEXT_SUFFIXES", "TextSource", "TokenizedSource", "Tokenizer", "load_tokenizer"]
@@ -160,12 +161,8 @@ def load_tokenizer(
         return tokenizer, np.dtype(np.int32), name
     path = Path(tokenizer)
     data = _read_text(path)
-    try:
+    with needed_for("a tokenizer.json", "tokenizers"):
         from tokenizers import Tokenizer as Loaded
-    except ImportError as error:
-        raise MissingExtra(
-            f"a tokenizer.json needs tokenizers ({error}); pip install tokenizers"
-        ) from None
     try:
         loaded = Loaded.from_buffer(data)
     except Exception as error:  # tokenizers raises no class of its own

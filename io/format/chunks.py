@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
 
+from ..needed_for import needed_for
 from .slab_folder import import_h5py
 
 if TYPE_CHECKING:
@@ -300,22 +301,14 @@ class Compression:
 
 
 def _hdf5plugin() -> Any:
-    try:
+    with needed_for("Blosc in HDF5", "hdf5plugin"):
         import hdf5plugin
-    except ImportError as error:
-        raise MissingExtra(
-            f"Blosc in HDF5 needs hdf5plugin ({error}); pip install hdf5plugin"
-        ) from None
     return hdf5plugin
 
 
 def _numcodecs() -> Any:
-    try:
+    with needed_for("Blosc or Zstandard", "numcodecs"):
         import numcodecs
         import numcodecs.blosc
         import numcodecs.zstd
-    except ImportError as error:
-        raise MissingExtra(
-            f"Blosc and Zstandard need numcodecs ({error}); pip install numcodecs"
-        ) from None
     return numcodecs

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hsgd.errors import DataError, MissingExtra
+from hsgd.errors import DataError
+
+from ..needed_for import needed_for
 
 if TYPE_CHECKING:
     import h5py
@@ -68,10 +70,8 @@ _SLAB = re.compile(r"slab-([0-9]{5,18})\.h5")
 
 def import_h5py() -> Any:
     """The h5py module, imported when it is first needed."""
-    try:
+    with needed_for("hsgd.io", "h5py"):
         import h5py
-    except ImportError as error:
-        raise MissingExtra(f"hsgd.io needs h5py ({error}); pip install h5py") from None
     return h5py
 
 

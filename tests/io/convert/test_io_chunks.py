@@ -377,4 +377,4 @@ def test_a_compression_that_is_not_there_is_named(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
     monkeypatch.setitem(sys.modules, "numcodecs", None)
     path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(9)}, **hdf5plugin.Zstd())
-    assert "need numcodecs" in open_map(path).refusals()["x"]
+    assert "needs numcodecs" in open_map(path).refusals()["x"]
