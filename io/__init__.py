@@ -10,23 +10,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .batches.image_decoder import images as images
-    from .convert.convert_to_slabs import convert_to_slabs as convert_to_slabs
-    from .convert.sample_writer import SampleWriter as SampleWriter
-    from .convert.upload_slabs import upload_slabs as upload_slabs
-    from .dataset import PartitionedDataset as PartitionedDataset
-    from .format.attributes import class_names as class_names
-    from .format.data_map import DataMap as DataMap
-    from .format.open_map import open_map as open_map
-    from .format.ragged import Ragged as Ragged
-    from .loader import Batch as Batch
-    from .loader import PartitionedLoader as PartitionedLoader
-    from .options import CacheOptions as CacheOptions
-    from .options import ReadOptions as ReadOptions
-    from .order.epoch_order import EpochOrder as EpochOrder
-    from .order.epoch_order import Share as Share
-    from .order.epoch_order import share_of as share_of
-    from .reading.row_reader import RowReader as RowReader
+    from .batches.image_decoder import images
+    from .convert.convert_to_slabs import convert_to_slabs
+    from .convert.sample_writer import SampleWriter
+    from .convert.upload_slabs import upload_slabs
+    from .dataset import PartitionedDataset
+    from .format.attributes import class_names
+    from .format.data_map import DataMap
+    from .format.open_map import open_map
+    from .format.ragged import Ragged
+    from .loader import Batch, PartitionedLoader
+    from .options import CacheOptions, ReadOptions
+    from .order.epoch_order import EpochOrder, Share, share_of
+    from .reading.row_reader import RowReader
+
+__all__ = [
+    "Batch",
+    "CacheOptions",
+    "DataMap",
+    "EpochOrder",
+    "PartitionedDataset",
+    "PartitionedLoader",
+    "Ragged",
+    "ReadOptions",
+    "RowReader",
+    "SampleWriter",
+    "Share",
+    "class_names",
+    "convert_to_slabs",
+    "images",
+    "open_map",
+    "share_of",
+    "upload_slabs",
+]
 
 _HOMES = {
     "Batch": "loader",
@@ -47,9 +63,6 @@ _HOMES = {
     "share_of": "order.epoch_order",
     "upload_slabs": "convert.upload_slabs",
 }
-
-
-__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ _MOST_CLASSES = 20  # in a table
 
 
 def describe(data: DataMap) -> str:
-    """A table of the fields, below a line on the whole."""
+    """Return a table of the fields, below a line on the whole."""
     size = bytes_text(data.nbytes)
     header = data.header
     if header is None:
@@ -152,7 +152,7 @@ def _slab_picture(data: DataMap) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns, a rule below the first."""
+    """Return rows as lines with aligned columns, a rule below the first."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  "

@@ -74,12 +74,12 @@ class Iterations:
                 self._kept = [ring]  # two iterations at once are rare: keep the memory of one
 
     def runs(self, progress: Progress) -> bool:
-        """Whether a loop still takes batches of the iteration with this progress."""
+        """Return whether a loop still takes batches of the iteration with this progress."""
         with self._lock:
             return not progress.ended and any(other is progress for _, other in self._running)
 
     def any_run(self) -> bool:
-        """Whether some iteration has not ended."""
+        """Return whether some iteration has not ended."""
         return bool(self._running)
 
     def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:

@@ -11,12 +11,19 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hsgd.base.closing import Closing
 
+from .argument_checks import (
+    check_decoders,
+    check_packing,
+    check_policy,
+    check_reading,
+    check_torch_types,
+)
 from .batches.batch_source import BatchSource
 from .batches.decode_stage import DecodeStage
 from .batches.device_transfer import DeviceTransfer
@@ -24,9 +31,9 @@ from .batches.error_policy import ErrorPolicy
 from .batches.filler import Filler
 from .batches.image_decoder import ImageDecoder
 from .batches.iteration import Batch, IterationSettings
-from .batches.mapped_batches import MappedBatches, check_mappable
+from .batches.mapped_batches import MappedBatches
 from .batches.scheduler import ReadPlan
-from .cache.node_cache import CacheStats, NodeCache, NodeGroup
+from .cache.node_cache import CacheStats, NodeCache
 from .cache.seats import seats_of
 from .epoch_state import EpochState, OrderSettings
 from .format.data_map import DataMap
@@ -40,6 +47,7 @@ from .iterations import Iterations
 from .memory_plan import MemoryPlan
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
 from .order.epoch_order import Cut, Share
+from .rank_group import RankGroup
 from .rank_here import check_still_alone, rank_here
 from .reading.open_map_together import open_map_together
 from .remote.block_files import DiskOptions
@@ -127,7 +135,7 @@ class PartitionedLoader(Closing):
         transform: Callable[[Batch], Any] | None = None,
         device: torch.device | str | int | None = None,
         on_error: ErrorAction = "raise",
-        comm: NodeGroup | None = None,
+        comm: RankGroup | None = None,
         local_size: int | None = None,
         read: ReadOptions | None = None,
         cache: CacheOptions | None = None,
@@ -136,7 +144,7 @@ class PartitionedLoader(Closing):
         self._options, self._comm, self._decoders = read, comm, dict(decode or {})
         self._data = data = _open(path, fields, group, comm, read)
         if pack is not None:
-            _check_packing(pack, batch_size, on_error, read)
+            check_packing(pack, batch_size, on_error, read)
             self._data = data = packed_map(data, pack, chosen=fields is not None)
         self._here = here = rank_here(rank, world_size, comm)
         self._settings = IterationSettings(
@@ -148,7 +156,7 @@ class PartitionedLoader(Closing):
             to_device=to_device,
         )
         self._on_error, self._iterations = on_error, Iterations()
-        _check_reading(data, shuffle, on_error, read)
+        check_reading(data, shuffle, on_error, read)
         if read.mapped and (pack is not None or self._decoders or cache is not None):
             raise ValueError("mapped=True: pack=, decode= and cache= make copies; leave them out")
         self._order = _order_settings(data, shuffle, seed, read)
@@ -184,9 +192,9 @@ class PartitionedLoader(Closing):
     def _check_delivery(self) -> None:
         """Refuse fields that cannot become what was asked for, and name what is no field."""
         data = self._data
-        _check_decoders(self._decoders, data)
+        check_decoders(self._decoders, data)
         kept = [spec for spec in data.fields if spec.name not in self._decoders]
-        _check_policy(self._on_error, self._comm, self._here.world_size, kept)
+        check_policy(self._on_error, self._comm, self._here.world_size, kept)
         line = left_out_line(data.path, "no fields, so", data.left_out)
         lines = [f"{line}; name the fields to use with fields="] if line else []
         lines += unwritten_lines(
@@ -199,7 +207,7 @@ class PartitionedLoader(Closing):
             if self._here.rank == 0:
                 warnings.warn(line, stacklevel=3)
         if self._settings.as_torch:
-            _check_torch_types(data.fields)
+            check_torch_types(data.fields)
 
     def _open_cache(self, cache: CacheOptions) -> NodeCache:
         if self._comm is None:
@@ -310,10 +318,8 @@ class PartitionedLoader(Closing):
         once; with as many ranks and the same batch_size, in the same order (but for padding). Where
         the loop had seen the end of that epoch the next iteration is of the next epoch, unless
         set_epoch() names that one again: then nothing is left.
-
-        Raises:
-            ValueError: the state is of another dataset, or of another order (seed, shuffle, block
-                and window).
+        Raises ValueError for the state of another dataset, or of another order (seed, shuffle,
+        block and window).
         """
         self._state.load(state)
         # Trainers call iter() before they choose the epoch or load a state.
@@ -343,7 +349,7 @@ class PartitionedLoader(Closing):
         )
 
     def metrics(self) -> dict[str, Any]:
-        """What was read since construction, over all iterations in this process.
+        """Return what was read since construction, over all iterations in this process.
 
         bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
         requests and retries (to servers), fetched_bytes (from them), disk_bytes (from the cache on
@@ -390,7 +396,7 @@ def _open(
     path: str | os.PathLike[str],
     fields: Sequence[str] | None,
     group: str | None,
-    comm: NodeGroup | None,
+    comm: RankGroup | None,
     read: ReadOptions,
 ) -> DataMap:
     disk = failure = None
@@ -415,93 +421,6 @@ def _open(
     return found
 
 
-def _check_packing(pack: int, batch_size: int, on_error: str, read: ReadOptions) -> None:
-    """Raise ValueError for what cannot be done with windows."""
-    if read.verify:
-        raise ValueError(
-            "verify=True with pack=: checksums cover whole documents, not windows; check the "
-            "files before with hsgd data verify"
-        )
-    if on_error == "substitute":
-        raise ValueError(
-            'on_error="substitute" with pack= would leave cu_seqlens of other windows; use '
-            '"skip" or "raise"'
-        )
-    if isinstance(pack, int) and isinstance(batch_size, int) and pack * batch_size >= 1 << 31:
-        raise ValueError(
-            f"pack={pack} and batch_size={batch_size} make {pack * batch_size} elements, and "
-            f"cu_seqlens counts to {(1 << 31) - 1}; lower one of them"
-        )
-
-
-def _check_torch_types(specs: Sequence[FieldSpec]) -> None:
-    import torch
-
-    for spec in specs:
-        try:
-            torch.from_numpy(np.empty(0, spec.dtype))
-        except TypeError:
-            raise TypeError(
-                f"field {spec.name!r} has dtype {spec.dtype}, torch has no such type; "
-                "use as_numpy=True or name other fields"
-            ) from None
-
-
-def _check_policy(
-    on_error: str, comm: NodeGroup | None, world_size: int, specs: Sequence[FieldSpec]
-) -> None:
-    if on_error not in get_args(ErrorAction):
-        known = ", ".join(map(repr, get_args(ErrorAction)))
-        raise ValueError(f"on_error={on_error!r}; use one of {known}")
-    ragged = [spec.name for spec in specs if spec.ragged]
-    if on_error == "substitute" and ragged:
-        raise ValueError(
-            f'on_error="substitute" cannot put one sample in the place of another of ragged field '
-            f'{ragged[0]!r}; use "skip" or "raise", or name other fields'
-        )
-    if on_error == "skip" and world_size > 1 and comm is None:
-        raise ValueError(
-            'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '
-            "batch together, or their numbers of steps would differ"
-        )
-
-
-def _check_reading(data: DataMap, shuffle: str, on_error: str, read: ReadOptions) -> None:
-    if read.verify:
-        _check_verifiable(data, shuffle)
-    if read.pin_memory:
-        _check_pinning()
-    if read.mapped:
-        check_mappable(data, shuffle, on_error)
-
-
-def _check_decoders(decoders: Mapping[str, ImageDecoder], data: DataMap) -> None:
-    specs = {spec.name: spec for spec in data.fields}
-    for name, decoder in decoders.items():
-        if not isinstance(decoder, ImageDecoder):
-            raise TypeError(f"decode: {name!r} has {decoder!r}; use hsgd.io.images(size=...)")
-        spec = specs.get(name)
-        if spec is None:
-            raise ValueError(f"decode: no field {name!r}; there are: {', '.join(specs)}")
-        if not spec.ragged or spec.shape or spec.dtype != np.uint8:
-            raise ValueError(
-                f"decode: field {name!r} does not hold encoded samples (bytes of any length); make "
-                "it with hsgd data convert --encoded"
-            )
-
-
-def _check_verifiable(data: DataMap, shuffle: str) -> None:
-    if not data.checksum_rows:
-        raise ValueError(
-            f"verify=True: {data.path} has no checksums; convert it with hsgd data convert"
-        )
-    if shuffle == "full":
-        raise ValueError(
-            'verify=True with shuffle="full" would read a block for every sample; use "block", or '
-            "check the files before with hsgd data verify"
-        )
-
-
 def _transfer(device: torch.device | str | int | None, as_numpy: bool) -> DeviceTransfer | None:
     if device is None:
         return None
@@ -510,13 +429,3 @@ def _transfer(device: torch.device | str | int | None, as_numpy: bool) -> Device
     if importlib.util.find_spec("torch") is None:
         raise ValueError(f"device={device!r} needs torch; leave it out here")
     return DeviceTransfer(device)
-
-
-def _check_pinning() -> None:
-    """Page-locking is done by the CUDA driver."""
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        if torch.cuda.is_available():
-            return
-    raise ValueError("pin_memory=True needs torch with a CUDA device; leave it out here")

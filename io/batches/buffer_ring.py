@@ -139,7 +139,7 @@ class BufferRing:
         return sum(arena.nbytes for arena in self._arenas)
 
     def can_grow(self) -> bool:
-        """Whether one more slot stays within the limit."""
+        """Return whether one more slot stays within the limit."""
         return self._limit is None or self.nbytes + self.slot_bytes <= self._limit
 
     def grow(self, slots: int) -> None:
@@ -179,7 +179,7 @@ class BufferRing:
         self.discard_wakes()
 
     def take(self, timeout_s: float | None) -> Slot:
-        """A free slot; waits for one. Raises queue.Empty after timeout_s, RingClosed by wake(), and
+        """Wait for a free slot. Raises queue.Empty after timeout_s, RingClosed by wake(), and
         RuntimeError where memory cannot be pinned.
         """
         while True:
@@ -197,11 +197,11 @@ class BufferRing:
             return slot
 
     def has_free(self) -> bool:
-        """Whether take() would not wait."""
+        """Return whether take() would not wait."""
         return not self._free.empty()
 
     def give_back(self, slot: Slot) -> None:
-        """A slot that was taken and never handed out."""
+        """Take back a slot that was never handed out."""
         self._free.put(slot)
 
     def wake(self) -> None:
@@ -219,7 +219,7 @@ class BufferRing:
             self._free.put(slot)
 
     def arrays(self, slot: Slot, count: int) -> dict[str, Block]:
-        """The first `count` samples of a filled slot, which is free again when all arrays died."""
+        """Hand out the first `count` samples of a slot, free again when all arrays have died."""
         if self._pin:
             lease = self._lend_block(slot)
         else:
@@ -228,7 +228,7 @@ class BufferRing:
         return {spec.name: self._array(spec, lease, count) for spec in self._specs}
 
     def empty(self) -> dict[str, Block]:
-        """A batch without samples."""
+        """Return a batch without samples."""
         found: dict[str, Block] = {}
         for spec in self._specs:
             values = np.empty((0, *spec.shape), spec.dtype)

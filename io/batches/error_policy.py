@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..reading.open_map_together import Group
+from ..rank_group import RankGroup
 from .batch_source import Filled
 
 __all__ = ["ErrorPolicy"]
@@ -21,7 +21,7 @@ class ErrorPolicy:
     skipped, substituted: batches left out, and samples replaced, on this rank.
     """
 
-    def __init__(self, on_error: str, comm: Group | None, rank: int) -> None:
+    def __init__(self, on_error: str, comm: RankGroup | None, rank: int) -> None:
         self.on_error = on_error
         self.skipped = 0
         self.substituted = 0
@@ -37,7 +37,7 @@ class ErrorPolicy:
         failure: BaseException | None,
         arrays: dict[str, Any],
     ) -> bool:
-        """Whether batch `step` is to be delivered; all ranks with a comm get the same answer.
+        """Decide whether to deliver batch `step`; all ranks with a comm get the same answer.
 
         filled: the batch, None when `failure` came in its place. arrays: its fields, of which rows
         are substituted in place. Raises the error of this rank, naming the
@@ -68,9 +68,7 @@ class ErrorPolicy:
         )
 
     def take_reason(self) -> str:
-        """Why this rank first could not read a batch that was left out, told once; "" when it could
-        read all.
-        """
+        """Tell once why this rank first could not read a batch that was left out; "" for none."""
         reason, self._reason = self._reason, ""
         return reason
 

@@ -56,11 +56,9 @@ class _Work:
     complete: int  # so many of them end with this piece
     reads: PieceReads
     unfinished: int
-    failed: list[tuple[IntArray, DataError]]
-    reads_slowly: bool  # some of it, by Python, and it takes time
 
     def has_reads(self) -> bool:
-        """Whether there is something that no thread has taken."""
+        """Return whether there is something that no thread has taken."""
         return self.reads.batch.has_work() or bool(self.reads.slow)
 
 
@@ -158,7 +156,7 @@ class Filler(BatchSource):
         return found
 
     def has_ready(self) -> bool:
-        """Whether something is there, if only Starved."""
+        """Return whether something is there, if only Starved."""
         return not self._ready.empty()
 
     def _is_stuck(self) -> bool:
@@ -290,8 +288,6 @@ class Filler(BatchSource):
             ended - first_step,
             reads,
             unfinished,
-            reads.failed,
-            reads.reads_slowly,
         )
         for step in range(first_step, ended):
             del self._open[step]
@@ -338,7 +334,7 @@ class Filler(BatchSource):
             if was_last:
                 failed = self._examine(work.reads, staging, stats)
                 sleeps = _SLEEPS * batch.tasks["slept"].sum() >= len(batch.tasks)
-                self._want_threads(waits=work.reads_slowly or bool(sleeps))
+                self._want_threads(waits=work.reads.reads_slowly or bool(sleeps))
                 self._done(work, failed)
             return
         try:
@@ -381,7 +377,7 @@ class Filler(BatchSource):
     def _done(self, work: _Work, failed: list[tuple[IntArray, DataError]]) -> None:
         """Some reads of a piece are done; hand out what is complete, in order."""
         with self._changed:
-            work.failed += failed
+            work.reads.failed.extend(failed)
             work.unfinished -= 1
             self._deliver_finished()
 
@@ -394,7 +390,7 @@ class Filler(BatchSource):
         """Hand out the batches that a piece completes, and note in all what it did not read."""
         self._files.release(work.reads.slabs)
         batch_size = self.plan.share.batch_size
-        for places, error in work.failed:
+        for places, error in work.reads.failed:
             positions = places[places >= 0] + work.first
             steps = positions // batch_size
             for step in np.unique(steps).tolist():

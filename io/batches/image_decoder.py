@@ -63,15 +63,15 @@ class ImageDecoder:
             )
 
     def spec(self, name: str) -> FieldSpec:
-        """What a batch holds for each sample."""
+        """Return what a batch holds for each sample."""
         return FieldSpec(name, (3, self.size, self.size), np.dtype(np.uint8))
 
     def memory_spec(self, name: str) -> FieldSpec:
-        """How decoded images lie in memory: height, width, channels."""
+        """Return how decoded images lie in memory: height, width, channels."""
         return FieldSpec(name, (self.size, self.size, 3), np.dtype(np.uint8))
 
     def draw(self, seed: int, epoch: int, samples: IntArray) -> NDArray[np.float64]:
-        """The random numbers of these samples in [0, 1), a row for each."""
+        """Return the random numbers of these samples in [0, 1), a row for each."""
         key = _mixed(_mixed(np.array([seed], np.uint64)) ^ np.array([epoch], np.uint64))
         with np.errstate(over="ignore"):
             own = _mixed(samples.astype(np.uint64) + key)
@@ -156,7 +156,7 @@ def images(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> ImageDecoder:
-    """Encoded images become uint8 of shape (samples, 3, size, size), RGB; in memory a pixel's three
+    """Decode images to uint8 of shape (samples, 3, size, size), RGB; in memory a pixel's three
     values lie together (torch's channels_last).
 
     crop: "random", a part of `scale` of the area and of a form within `ratio`, or "center", the

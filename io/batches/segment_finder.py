@@ -149,5 +149,5 @@ class SegmentFinder:
 
 
 def cumulative(parts: Sequence[Starts], elements: int) -> Starts:
-    """The starts of all segments of a batch, and its end."""
+    """Return the starts of all segments of a batch, and its end."""
     return np.concatenate([*parts, np.array([elements], np.int32)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,36 +20,15 @@ from ..format.data_map import DataMap
 from ..format.slab_folder import OFFSETS, FieldSpec
 from ..format.slot_layout import slot_layout
 from ..order.epoch_order import IntArray
+from ..rank_group import RankGroup
 from ..reading import row_copies
-from ..reading.open_map_together import Group
 from ..reading.row_reader import RowReader
-from .slab_transfer import AlltoallComm, NodeSlot, SlabTransfer, plan_transfers, transfer_slabs
+from .slab_transfer import NodeSlot, SlabTransfer, plan_transfers, transfer_slabs
 
-__all__ = ["CacheStats", "NodeCache", "NodeGroup"]
+__all__ = ["CacheStats", "NodeCache"]
 
 _LINE = 64
 _OFFSET_BYTES = 8  # int64
-
-
-class NodeGroup(Group, AlltoallComm, Protocol):
-    """What is needed of hsgd.Comm."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def cross_rank(self) -> int:
-        """The number of this node."""
-
-    def shared(self, shape: Any, dtype: Any = "float32") -> Any:
-        """An array of which each node has one, zero; collective, blocking."""
-
-    def allgather(self, array: Any) -> Any:
-        """The arrays of all ranks, one after the other; collective, blocking."""
-
-    def barrier(self) -> None:
-        """Wait for all ranks; collective."""
 
 
 @dataclass
@@ -76,7 +55,7 @@ class NodeCache:
     def __init__(
         self,
         data: DataMap,
-        comm: NodeGroup,
+        comm: RankGroup,
         limit_bytes: int,
         *,
         nodes: Sequence[Sequence[int]],

@@ -167,7 +167,7 @@ class _Part:
         return sum(self.field_bytes(spec) for spec in self.source.specs)
 
     def field_bytes(self, spec: FieldSpec) -> int:
-        """Bytes of one field."""
+        """Return bytes of one field."""
         lengths = self.lengths.get(spec.name)
         rows = self.source.num_samples if lengths is None else int(lengths.sum())
         return rows * spec.row_bytes
@@ -217,7 +217,7 @@ class ConvertGroup(Protocol):
         """Number of ranks."""
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """The objects of all ranks, by rank; collective."""
+        """Return the objects of all ranks, by rank; collective."""
 
 
 class _Alone:

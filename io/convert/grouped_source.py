@@ -66,7 +66,7 @@ class GroupedSource(Source):
         ]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Samples from `start` on, each of which is opened for itself."""
+        """Yield samples from `start` on, each of which is opened for itself."""
         with open_hdf5(str(self._path)) as file:
             home = file[self._home or "/"]
             for row in range(start, self.num_samples, rows):
@@ -190,7 +190,7 @@ class _Column:
         self.sizes.append(shape[0] if shape else 1)
 
     def spec(self) -> FieldSpec:
-        """The field; ragged if samples differ in their length."""
+        """Return the field; ragged if samples differ in their length."""
         assert self._shape is not None
         dtype = self._dtype.newbyteorder("=")
         if len(set(self.sizes)) > 1:

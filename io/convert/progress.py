@@ -40,7 +40,7 @@ class Progress:
 
 
 def bytes_text(count: int) -> str:
-    """A size in the largest binary unit that leaves at least 1."""
+    """Return a size in the largest binary unit that leaves at least 1."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

@@ -72,7 +72,7 @@ class _Waiting:
             self._lengths.append(lengths)
 
     def block(self) -> Block:
-        """All samples, mapped."""
+        """Return all samples, mapped."""
         self._file.flush()
         shape = (self._rows, *self.shape)
         mapped = bool(np.prod(shape))

@@ -59,7 +59,7 @@ class Order:
             self.place_of[self.source_at] = np.arange(count)
 
     def ends(self, lengths: IntArray) -> IntArray:
-        """Where the elements of each row end, in the new order."""
+        """Return where the elements of each row end, in the new order."""
         return offsets_of(lengths if self.source_at is None else lengths[self.source_at])
 
 

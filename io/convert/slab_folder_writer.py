@@ -72,15 +72,15 @@ class Column:
     extra: int = 0
 
     def rows(self, slab: int) -> int:
-        """Rows in a slab."""
+        """Return rows in a slab."""
         return int(self.cut(slab, self.bounds[slab + 1] - self.bounds[slab])[0, 1])
 
     def first(self, slab: int) -> int:
-        """Rows in the slabs before."""
+        """Return rows in the slabs before."""
         return self.bounds[slab] if self.ends is None else int(self.ends[self.bounds[slab]])
 
     def cut(self, slab: int, samples: int) -> IntArray:
-        """Rows [start, stop) of each block of so many samples of a slab."""
+        """Return rows [start, stop) of each block of so many samples of a slab."""
         first, last = self.bounds[slab], self.bounds[slab + 1]
         starts = np.arange(first, last, samples)
         stops = np.minimum(starts + samples, last)
@@ -156,11 +156,11 @@ class SlabFolderWriter:
             self._write(slab, self._columns[f"{spec.name}/{OFFSETS}"], 0, ends)
 
     def slab_bytes(self, slab: int, spec: FieldSpec) -> int:
-        """Bytes that a field has in the slab."""
+        """Return bytes that a field has in the slab."""
         return self._columns[_stored_name(spec)].rows(slab) * spec.row_bytes
 
     def read_back(self, slab: int, spec: FieldSpec) -> NDArray[Any]:
-        """All rows, or elements, of a field in the slab, as written so far."""
+        """Return all rows, or elements, of a field in the slab, as written so far."""
         column = self._columns[_stored_name(spec)]
         return self._read_rows(slab, column, 0, column.rows(slab))
 

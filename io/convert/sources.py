@@ -265,7 +265,7 @@ def open_source(
     encoded: bool = False,
     text: bool = False,
 ) -> Source:
-    """The source that `source` names: a file, a folder, or several .npy files with commas.
+    """Return the source that `source` names: a file, a folder, or several .npy files with commas.
 
     image_size, encoded: see ImageFolderSource; others have no images. Raises ValueError for both.
     text: text is wanted, also where numbers stand beside it.

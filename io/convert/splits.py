@@ -21,7 +21,7 @@ _SHOWN = 3
 
 
 def is_split(name: str) -> bool:
-    """Whether a name is that of a split."""
+    """Return whether a name is that of a split."""
     return name.casefold() in _SPLITS
 
 

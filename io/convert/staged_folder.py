@@ -62,7 +62,7 @@ class Journal:
         self._path = path
 
     def load(self) -> Position | None:
-        """What was saved last; None when nothing was."""
+        """Return what was saved last; None when nothing was."""
         try:
             values = json.loads(self._path.read_text())
             return Position(**{**values, "digests": tuple(values["digests"])})
@@ -82,7 +82,7 @@ class Staged:
     dataset_uuid: str
 
     def journal(self, part: str, rank: int) -> Journal:
-        """The journal of a rank for one part of the folder."""
+        """Return the journal of a rank for one part of the folder."""
         return Journal(self.folder.parent / _JOURNALS.replace("*", f"{part or 'all'}-{rank}"))
 
 

@@ -150,8 +150,7 @@ class TokenizedSource(Source):
 def load_tokenizer(
     tokenizer: str | os.PathLike[str] | Tokenizer,
 ) -> tuple[Tokenizer, np.dtype[Any], str]:
-    """A function from texts to token ids, the smallest dtype for these (uint16 or int32), and what
-    changes when the tokenizer does.
+    """Return a function from texts to token ids, the smallest dtype for these, and its identity.
 
     tokenizer: a tokenizer.json file, for the package tokenizers, or such a function (int32).
     Raises DataError for a file that is none, MissingExtra without the package.

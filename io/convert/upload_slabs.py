@@ -110,14 +110,14 @@ class _Upload:
         self._lock = threading.Lock()
 
     def look(self, path: str) -> StoredObject | UnseenObject | None:
-        """What lies where a file belongs; an UnseenObject where nobody may ask."""
+        """Return what lies where a file belongs; an UnseenObject where nobody may ask."""
         try:
             return self._writer.find(self._url(path), unseen_is_absent=False)
         except UnseenObject as error:
             return error
 
     def is_other(self, path: str, *, unseen_is_absent: bool) -> bool:
-        """Whether something else than this file lies where it belongs."""
+        """Return whether something else than this file lies where it belongs."""
         found = self._writer.find(self._url(path), unseen_is_absent=unseen_is_absent)
         return found is not None and found != _described(path)
 

@@ -57,14 +57,16 @@ class Attributes:
 
 
 def class_attributes(field: str, names: Sequence[str]) -> Attributes:
-    """The names of classes, as an attribute of the field that numbers them."""
+    """Return the names of classes, as an attribute of the field that numbers them."""
     text = import_h5py().string_dtype()
     return Attributes({field: {_CLASS_NAMES: (np.array(names, dtype=object), text)}})
 
 
 def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]:
-    """What the numbers of a field stand for: the folders of images that were converted, or the
-    attribute class_names of a user's own file; empty without. Raises as open_map() does.
+    """Return what the numbers of a field stand for; empty where nothing says so.
+
+    Of images that were converted their folders, of a user's own file its attribute class_names.
+    Raises as open_map() does.
     """
     with _index_of(path) as file:
         location = file.filename
@@ -118,7 +120,7 @@ def _check_content(content: MetadataFile) -> None:
 
 
 def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:
-    """Those of an open file, of the datasets `names`, and of the groups that hold them."""
+    """Return those of an open file, of the datasets `names`, and of the groups that hold them."""
     found = Attributes()
     ours = read_header(file) is not None
     with _scratch() as scratch:
@@ -144,7 +146,7 @@ def write_attributes(file: h5py.File, attributes: Attributes) -> None:
 
 
 def common_attributes(parts: Sequence[Attributes]) -> Attributes:
-    """Those that are the same in all parts; others are left out."""
+    """Return those that are the same in all parts; others are left out."""
     found = Attributes()
     for part in parts:
         found.left_out.update(part.left_out)

@@ -72,7 +72,7 @@ class Chunks:
         return " + ".join(_NAMES[number] for number in self.filters) or "no filter"
 
     def applied(self, chunk: int) -> list[int]:
-        """The filters of one chunk."""
+        """Return the filters of one chunk."""
         mask = int(np.frombuffer(self.masks, np.uint32)[chunk])
         return [number for bit, number in enumerate(self.filters) if not mask >> bit & 1]
 
@@ -85,7 +85,7 @@ class Chunks:
 
 
 def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
-    """Where the chunks of an open dataset lie, or why they cannot be read around HDF5.
+    """Return where the chunks of an open dataset lie, or why they cannot be read around HDF5.
 
     Raises DataError for a chunk that ends beyond the file, which has `file_bytes`.
     """
@@ -184,7 +184,7 @@ def load_filters(dataset: h5py.Dataset) -> str:
 
 
 def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The bytes of a chunk as they were before the filters. Raises Undecodable."""
+    """Return the bytes of a chunk as they were before the filters. Raises Undecodable."""
     data = stored
     for number in reversed(chunks.applied(chunk)):
         try:
@@ -284,7 +284,7 @@ class Compression:
         create.set_filter(_BLOSC, 0, tuple(options.filter_options))
 
     def encode(self, rows: NDArray[Any]) -> tuple[bytes, int]:
-        """The bytes of a chunk as they are to be stored, and their mask: 0, or 1 without the
+        """Return the bytes of a chunk as they are to be stored, and their mask: 0, or 1 without the
         filter, where that would not make them fewer.
         """
         data = rows.reshape(-1).view(np.uint8)

@@ -46,7 +46,7 @@ def lock_shared(descriptor: int, path: str) -> None:
 
 
 def being_written(path: str) -> str:
-    """The message for a file that another program has open for writing."""
+    """Return the message for a file that another program has open for writing."""
     return (
         f"{path}: is being written by another program, and rows may be missing; wait until it has "
         "closed the file"

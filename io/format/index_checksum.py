@@ -46,7 +46,7 @@ def check_index(path: Path) -> bool:
 
 
 def unchecked_index(folder: str) -> list[str]:
-    """A line if the index of a slab folder has no checksum. Raises as check_index()."""
+    """Return a line if the index of a slab folder has no checksum. Raises as check_index()."""
     path = Path(folder) / INDEX_NAME
     if check_index(path):
         return []
@@ -57,7 +57,7 @@ def unchecked_index(folder: str) -> list[str]:
 
 
 def check_index_stream(file: BinaryIO | RawIOBase, where: str) -> bool:
-    """The same of an open file, from its start."""
+    """Return the same of an open file, from its start."""
     end = file.seek(0, os.SEEK_END) - _BYTES
     if end < 0:
         return False

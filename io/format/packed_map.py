@@ -16,7 +16,7 @@ __all__ = ["packed_map"]
 
 
 def packed_map(data: DataMap, length: int, *, chosen: bool) -> DataMap:
-    """The dataset whose samples are windows of `length` elements of the ragged fields of `data`.
+    """Make a dataset whose samples are windows of `length` elements of the ragged fields of `data`.
 
     chosen: the caller named the fields; otherwise those that are not ragged are left out. Raises
     TypeError and ValueError for a length, or fields, that cannot be packed.

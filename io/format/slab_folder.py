@@ -69,7 +69,7 @@ _SLAB = re.compile(r"slab-([0-9]{5,18})\.h5")
 
 
 def import_h5py() -> Any:
-    """The h5py module, imported when it is first needed."""
+    """Return the h5py module, imported when it is first needed."""
     with needed_for("hsgd.io", "h5py"):
         import h5py
     return h5py
@@ -81,7 +81,7 @@ def slab_name(slab: int) -> str:
 
 
 def slab_number(name: str) -> int | None:
-    """The number of the slab that has this file name; None for a name of something else."""
+    """Return the number of the slab that has this file name; None for a name of something else."""
     found = _SLAB.fullmatch(name)
     return int(found[1]) if found and slab_name(int(found[1])) == name else None
 
@@ -121,7 +121,7 @@ class SlabHeader:
 
 
 def read_header(file: h5py.File) -> SlabHeader | None:
-    """The header of an open file; None when the file was not written by hsgd.
+    """Return the header of an open file; None when the file was not written by hsgd.
 
     Raises DataError for another format_version.
     """

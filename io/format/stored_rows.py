@@ -90,7 +90,7 @@ class StoredRows:
         return self._seen[key]
 
     def opens_sources(self, dataset: h5py.Dataset) -> bool:
-        """Whether HDF5 opens sources of a dataset as soon as somebody asks for its shape."""
+        """Return whether HDF5 opens sources of a dataset as soon as somebody asks for its shape."""
         create = dataset.id.get_create_plist()
         return create.get_layout() == self._h5py.h5d.VIRTUAL and any(
             _is_endless(create.get_virtual_vspace(n)) for n in range(create.get_virtual_count())

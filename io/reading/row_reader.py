@@ -30,7 +30,8 @@ from ..format.fields import stored_name
 from ..format.opening import Identity, first_line, object_identity, open_hdf5
 from ..format.ragged import Ragged, join
 from ..order.epoch_order import IntArray
-from ..remote.object_reader import ObjectReader, RemoteAccess, RequestCounts
+from ..remote.disk_cache import RequestCounts
+from ..remote.object_reader import ObjectReader, RemoteAccess
 from . import row_copies
 from .claimed_memory import claimed_memory
 from .slab_files import SlabFiles, check_unchanged
@@ -126,7 +127,7 @@ class RowReader(Closing):
         self.stats.read_s += time.perf_counter() - began
 
     def read_ragged(self, name: str, start: int, count: int) -> Ragged:
-        """Samples [start, start + count) of a ragged field, as NumPy arrays; raises as read()."""
+        """Read samples [start, start + count) of a ragged field; raises as read()."""
         spec = self._specs[name]
         parts = [Ragged(np.empty((0, *spec.shape), spec.dtype), np.zeros(1, np.int64))]
         while count:
@@ -222,7 +223,7 @@ class RowReader(Closing):
         sizes: IntArray | None = None,
         verify: bool = False,
     ) -> None:
-        """Samples of slab `number` from its sample `start` on, each to an address of its own.
+        """Read samples of slab `number` from its `start` on, each to an address of its own.
 
         places: one address per sample, 0 for one that nobody wants. Memory there is of the native
         dtype of the field. first, sizes: of a ragged field, its first element and the bytes of

@@ -270,7 +270,7 @@ class S3Client:
         return _answer(status, headers, found.get("ETag", ""), found["Body"])
 
     def failure(self, error: Exception) -> RequestFailed | None:
-        """What an exception of `client` means; None when it is none of the network."""
+        """Return what an exception of `client` means; None when it is none of the network."""
         if isinstance(error, self._errors.ClientError):
             answer = error.response.get("ResponseMetadata", {})
             after = answer.get("HTTPHeaders", {}).get("retry-after", "")
@@ -306,7 +306,7 @@ class S3Client:
 
 
 def client_for(url: str) -> Client:
-    """The client of this process for a URL. Raises MissingExtra."""
+    """Return the client of this process for a URL. Raises MissingExtra."""
     is_s3 = url.startswith("s3:")
     names = _S3_SETTINGS if is_s3 else ()
     key = (is_s3, *map(os.environ.get, names))

@@ -60,7 +60,7 @@ class StoredObject:
     etag: str = field(default="", compare=False)
 
     def may_be(self, sent: StoredObject) -> bool:
-        """Whether it can be what was sent: nothing that the store tells speaks against it."""
+        """Say whether it can be what was sent: nothing that the store tells denies it."""
         if self.size != sent.size:
             return False
         return "" in (self.md5, sent.etag) or self.md5 == sent.md5 or self.etag == sent.etag
@@ -214,7 +214,7 @@ def _etag_of(answer: dict[str, Any]) -> str:
 
 
 def md5_of(path: str) -> str:
-    """The MD5 of a file, which is what S3 checks, in hexadecimal digits. Raises DataError."""
+    """Return the MD5 of a file, which S3 checks, in hexadecimal digits. Raises DataError."""
     found = hashlib.md5(usedforsecurity=False)
     try:
         with open(path, "rb", buffering=0) as file:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, Ragged, ReadOptions, images
-from hsgd.io import loader as loader_module
+from hsgd.io import PartitionedLoader, Ragged, ReadOptions, argument_checks, images
 from hsgd.io.batches import buffer_ring, pinned_memory
 
 import torch
@@ -50,7 +49,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
         return tensor
 
     monkeypatch.setattr(buffer_ring, "new_block", new_block)
-    monkeypatch.setattr(loader_module, "_check_pinning", lambda: None)
+    monkeypatch.setattr(argument_checks, "check_pinning", lambda: None)
     return had
 
 
