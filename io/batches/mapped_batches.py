@@ -71,7 +71,6 @@ class MappedBatches(BatchSource):
         self._run_rows = max(1, _RUN_BYTES // batch_bytes) * plan.share.batch_size
         self._run: dict[str, NDArray[np.generic]] = {}  # rows that follow one another
         self._next = self._end = 0  # of the run, what no batch has
-        self._position = 0  # of the first row of the run, in the stream
 
     def get(self, timeout_s: float) -> Filled | None:
         if self._step == self._plan.share.steps:
@@ -81,15 +80,10 @@ class MappedBatches(BatchSource):
         if not count:
             return Filled(None, 0)
         self._left -= count
-        end = self._next + count
-        if end <= self._end:
-            found = {name: rows[self._next : end] for name, rows in self._run.items()}
-            self._next = end
-        else:
-            try:
-                found = self._gather(count)
-            except DataError as error:
-                return Filled(None, count, [(np.arange(count), error)])
+        try:
+            found = self._gather(count)
+        except DataError as error:
+            return Filled(None, count, [(np.arange(count), error)])
         self.stats[0].bytes_read += count * self._row_bytes
         return Filled(found, count)
 
@@ -108,16 +102,15 @@ class MappedBatches(BatchSource):
         self._files.close()  # batches that the loop keeps hold their mapping
         return True
 
-    def _gather(self, wanted: int) -> dict[str, NDArray[np.generic]]:
+    def _gather(self, count: int) -> dict[str, NDArray[np.generic]]:
         """The next rows, a copy where they lie in several slabs. Raises DataError after it has
         passed over them.
         """
-        parts, failure = [], None
-        self._put_back()
+        parts, failure, wanted = [], None, count
         while wanted:
             if self._next == self._end:
-                try:
-                    self._open_run()
+                try:  # runs begin with a batch, so that most batches lie in one
+                    self._open_run(self._run_rows if wanted == count else wanted)
                 except DataError as error:
                     failure = error
                     wanted -= self._pass_over(wanted)
@@ -133,11 +126,11 @@ class MappedBatches(BatchSource):
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _open_run(self) -> None:
-        """Look at the next rows of one slab. Raises DataError when its file has changed or cannot
-        be mapped.
+    def _open_run(self, most: int) -> None:
+        """Look at the next rows of one slab, `most` of them at most. Raises DataError when its file
+        has changed or cannot be mapped.
         """
-        number, row, rows = self._run_ahead(self._run_rows)
+        number, row, rows = self._run_ahead(most)
         slab = self._plan.data.slabs[number]
         descriptor, _ = self._files.acquire(number)
         try:
@@ -153,7 +146,6 @@ class MappedBatches(BatchSource):
             raise DataError(f"{slab.path}: cannot be mapped: {error}{kept}") from error
         finally:
             self._files.release([number])
-        self._position = self._ranges[0][0]
         self._pass_over(rows)
         self._next, self._end = 0, rows
 
@@ -170,16 +162,6 @@ class MappedBatches(BatchSource):
         memory = mmap.mmap(descriptor, length, _FLAGS, offset=begin)
         found: NDArray[np.generic] = np.ndarray(shape, spec.dtype, memory, start - begin)
         return found
-
-    def _put_back(self) -> None:
-        """End the run before its end, so that the next one begins with the next batch."""
-        left = self._end - self._next
-        if left:
-            start, count = self._position + self._next, left
-            if self._ranges and self._ranges[0][0] == start + count:
-                count += self._ranges.popleft()[1]
-            self._ranges.appendleft((start, count))
-        self._next = self._end = 0
 
     def _run_ahead(self, most: int) -> tuple[int, int, int]:
         """Slab, row there, and how many rows follow in the stream, `most` of them at most."""
