@@ -1,7 +1,7 @@
 """hsgd.io: training data as contiguous HDF5 slabs, read at the speed of the disk.
 
-Owns the names below and loads them when they are first used: importing hsgd.io imports neither h5py
-nor torch. Never imports the rest of hsgd, besides its errors.
+The names below are loaded when they are first used: importing hsgd.io imports neither h5py nor
+torch.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .batches.image_decoder import images
-    from .convert.conversion import convert_to_slabs
+    from .convert.convert_to_slabs import convert_to_slabs
     from .convert.sample_writer import SampleWriter
-    from .convert.upload import upload_slabs
+    from .convert.upload_slabs import upload_slabs
     from .dataset import PartitionedDataset
     from .format.attributes import class_names
-    from .format.dataset_index import DataMap, open_map
+    from .format.data_map import DataMap
+    from .format.open_map import open_map
     from .format.ragged import Ragged
     from .loader import Batch, PartitionedLoader
     from .options import CacheOptions, ReadOptions
-    from .order.partition import EpochOrder, Share, share_of
-    from .reading.reader import RowReader
+    from .order.epoch_order import EpochOrder, Share, share_of
+    from .reading.row_reader import RowReader
 
 __all__ = [
     "Batch",
@@ -46,21 +47,21 @@ __all__ = [
 _HOMES = {
     "Batch": "loader",
     "CacheOptions": "options",
-    "DataMap": "format.dataset_index",
-    "EpochOrder": "order.partition",
+    "DataMap": "format.data_map",
+    "EpochOrder": "order.epoch_order",
     "PartitionedDataset": "dataset",
     "PartitionedLoader": "loader",
     "Ragged": "format.ragged",
     "ReadOptions": "options",
-    "RowReader": "reading.reader",
+    "RowReader": "reading.row_reader",
     "SampleWriter": "convert.sample_writer",
-    "Share": "order.partition",
+    "Share": "order.epoch_order",
     "class_names": "format.attributes",
-    "convert_to_slabs": "convert.conversion",
+    "convert_to_slabs": "convert.convert_to_slabs",
     "images": "batches.image_decoder",
-    "open_map": "format.dataset_index",
-    "share_of": "order.partition",
-    "upload_slabs": "convert.upload",
+    "open_map": "format.open_map",
+    "share_of": "order.epoch_order",
+    "upload_slabs": "convert.upload_slabs",
 }
 
 

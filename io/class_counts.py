@@ -1,7 +1,4 @@
-"""The classes that a field of labels numbers: their names, and how many samples each has.
-
-Owns the table of classes of `hsgd data info` and `convert`. Reads the labels alone, in parts.
-"""
+"""The classes that a field of labels numbers: their names, and how many samples each has."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from .format.attributes import class_names_of
-from .format.dataset_index import DataMap
+from .format.data_map import DataMap
 from .format.fields import stored_name
 from .format.slab_folder import FieldSpec
-from .order.partition import IntArray
-from .reading.reader import RowReader
+from .order.epoch_order import IntArray
+from .reading.row_reader import RowReader
 
 __all__ = ["ClassCounts", "class_counts"]
 

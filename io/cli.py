@@ -1,7 +1,6 @@
 """hsgd data convert | upload | info | verify | bench: the reader's commands.
 
-Owns arguments, their help, and the text of `info`. Errors are raised and become one line in
-hsgd/tools/cli/commands.py, which calls `add_parser`.
+Errors are raised and become one line in hsgd/tools/cli/commands.py, which calls `add_parser`.
 """
 
 from __future__ import annotations
@@ -12,24 +11,25 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hsgd.errors import DataError, LaunchError, MissingExtra
+from hsgd.errors import DataError, LaunchError
 from hsgd.jobs.environment.launched_once import launched_once
 
-from .convert.conversion import convert_to_slabs
+from .convert.convert_to_slabs import convert_to_slabs
+from .convert.find_damage import find_damage
 from .convert.progress import Progress, bytes_text
-from .convert.upload import check_target, upload_slabs
-from .convert.verify import find_damage
+from .convert.upload_slabs import check_target, upload_slabs
 from .dataset_summary import describe, document, table
 from .format.chunks import COMPRESSIONS
-from .format.dataset_index import open_map, open_undamaged
 from .format.index_checksum import unchecked_index
+from .format.open_map import open_map, open_undamaged
 from .loader import PartitionedLoader
+from .needed_for import needed_for
 from .options import ReadOptions, Shuffle
 from .remote.urls import child_url, is_url
 
@@ -102,157 +102,122 @@ def add_parser(subparsers: Any) -> None:
     commands = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_convert(commands)
     _add_upload(commands)
-    info = commands.add_parser(
+    add = _command(
+        commands,
         "info",
-        help="show fields, slabs, sizes, and how a dataset will be read",
-        description="Show what a slab folder or an HDF5 file holds and how it will be read.",
+        _info,
+        "show fields, slabs, sizes, and how a dataset will be read",
+        "Show what a slab folder or an HDF5 file holds and how it will be read.",
     )
-    info.add_argument("path", metavar="PATH", help="slab folder or HDF5 file")
-    _add_fields(info)
-    _add_json(info)
-    info.set_defaults(command_function=_info)
-    verify = commands.add_parser(
+    add("path", metavar="PATH", help="slab folder or HDF5 file")
+    add("--fields", **_FIELDS)
+    add = _command(
+        commands,
         "verify",
-        help="check every block of a slab folder against its checksum",
-        description="Check every block against its checksum; exit code 1 when one is damaged.",
+        _verify,
+        "check every block of a slab folder against its checksum",
+        "Check every block against its checksum; exit code 1 when one is damaged.",
     )
-    verify.add_argument("path", metavar="PATH", help="slab folder")
-    verify.add_argument(
-        "--threads", type=int, default=4, metavar="N", help="reading threads (default: 4)"
-    )
-    verify.add_argument("--quiet", action="store_true", help="no progress bar")
-    _add_json(verify)
-    verify.set_defaults(command_function=_verify)
-    bench = commands.add_parser(
+    add("path", metavar="PATH", help="slab folder")
+    add("--threads", type=int, default=4, metavar="N", help="reading threads (default: 4)")
+    add("--quiet", action="store_true", help="no progress bar")
+    add = _command(
+        commands,
         "bench",
-        help="measure how fast this machine reads a dataset",
-        description="Read a dataset as a training loop would, once in each order.",
+        _bench,
+        "measure how fast this machine reads a dataset",
+        "Read a dataset as a training loop would, once in each order.",
     )
-    bench.add_argument("path", metavar="PATH", help="slab folder or HDF5 file")
-    bench.add_argument(
-        "--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: 64)"
+    add("path", metavar="PATH", help="slab folder or HDF5 file")
+    add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: 64)")
+    add("--threads", type=int, default=4, metavar="N", help="reading threads (default: 4)")
+    limit = "time limit of each order (default: 10)"
+    add("--seconds", type=float, default=10.0, metavar="S", help=limit)
+    add("--fields", **_FIELDS)
+
+
+_FIELDS: dict[str, Any] = {
+    "type": lambda text: [name.strip() for name in text.split(",")],
+    "metavar": "A,B",
+    "help": "names of the fields to use (default: all)",
+}
+
+
+def _command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    line: str,
+    description: str,
+    examples: str | None = None,
+) -> Callable[..., Any]:
+    """Add a command, which can print JSON; returns what adds its other arguments."""
+    parser = commands.add_parser(
+        name,
+        help=line,
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    bench.add_argument(
-        "--threads", type=int, default=4, metavar="N", help="reading threads (default: 4)"
-    )
-    bench.add_argument(
-        "--seconds",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="time limit of each order (default: 10)",
-    )
-    _add_fields(bench)
-    _add_json(bench)
-    bench.set_defaults(command_function=_bench)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.set_defaults(command_function=run)
+    add: Callable[..., Any] = parser.add_argument
+    return add
 
 
 def _add_convert(commands: Any) -> None:
-    convert = commands.add_parser(
+    add = _command(
+        commands,
         "convert",
-        help="make a slab folder from NumPy or HDF5 files, images, tar files or tables",
-        description="Convert SRC to the slab folder DST.",
-        epilog=_CONVERT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _convert,
+        "make a slab folder from NumPy or HDF5 files, images, tar files or tables",
+        "Convert SRC to the slab folder DST.",
+        _CONVERT_EXAMPLES,
     )
-    convert.add_argument("source", metavar="SRC", help="what to convert, see below")
-    convert.add_argument("target", metavar="DST", help="folder to make")
-    _add_fields(convert)
-    convert.add_argument(
-        "--slabs",
-        type=int,
-        metavar="N",
-        help="number of slab files (default: about 128 MiB each, at least 16)",
+    add("source", metavar="SRC", help="what to convert, see below")
+    add("target", metavar="DST", help="folder to make")
+    add("--fields", **_FIELDS)
+    slabs = "number of slab files (default: about 128 MiB each, at least 16)"
+    add("--slabs", type=int, metavar="N", help=slabs)
+    add("--seed", type=int, default=0, help="seed of the random order (default: 0)")
+    keep = "keep the order of SRC instead of shuffling"
+    add("--keep-order", action="store_true", help=keep)
+    test = "digits only: part of each class that goes to DST/test (default: 0.2)"
+    add("--test-fraction", type=float, default=0.2, metavar="F", help=test)
+    size = "scale and cut images to N x N (default: as is)"
+    add("--image-size", type=int, metavar="N", help=size)
+    encoded = "keep images as the bytes of their files, of any size; the loader decodes them"
+    add("--encoded", action="store_true", help=encoded)
+    tokens = "a tokenizer.json: token ids (field tokens) instead of text; needs tokenizers"
+    add("--tokenizer", metavar="FILE", help=tokens)
+    smaller = (
+        "smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin and numcodecs)"
     )
-    convert.add_argument(
-        "--seed", type=int, default=0, help="seed of the random order (default: 0)"
-    )
-    convert.add_argument(
-        "--keep-order", action="store_true", help="keep the order of SRC instead of shuffling"
-    )
-    convert.add_argument(
-        "--test-fraction",
-        type=float,
-        default=0.2,
-        metavar="F",
-        help="digits only: part of each class that goes to DST/test (default: 0.2)",
-    )
-    _add_images(convert)
-    convert.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="a tokenizer.json: token ids (field tokens) instead of text; needs tokenizers",
-    )
-    convert.add_argument(
-        "--compress",
-        choices=COMPRESSIONS,
-        help="smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin and "
-        "numcodecs)",
-    )
-    convert.add_argument(
-        "--fill-unwritten",
-        action="store_true",
-        help="HDF5: take fill values for rows that nobody ever wrote (default: an error)",
-    )
-    convert.add_argument("--overwrite", action="store_true", help="replace the slabs in DST")
-    convert.add_argument(
-        "--to",
-        metavar="URL",
-        help="then send DST to s3://BUCKET/PREFIX, as hsgd data upload does",
-    )
-    convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
-    _add_json(convert)
-    convert.set_defaults(command_function=_convert)
-
-
-def _add_images(convert: Any) -> None:
-    convert.add_argument(
-        "--image-size", type=int, metavar="N", help="scale and cut images to N x N (default: as is)"
-    )
-    convert.add_argument(
-        "--encoded",
-        action="store_true",
-        help="keep images as the bytes of their files, of any size; the loader decodes them",
-    )
+    add("--compress", choices=COMPRESSIONS, help=smaller)
+    fill = "HDF5: take fill values for rows that nobody ever wrote (default: an error)"
+    add("--fill-unwritten", action="store_true", help=fill)
+    add("--overwrite", action="store_true", help="replace the slabs in DST")
+    send = "then send DST to s3://BUCKET/PREFIX, as hsgd data upload does"
+    add("--to", metavar="URL", help=send)
+    add("--quiet", action="store_true", help="no progress bar, no table")
 
 
 def _add_upload(commands: Any) -> None:
-    upload = commands.add_parser(
+    add = _command(
+        commands,
         "upload",
-        help="send a slab folder to S3",
-        description="Send the slab folder SRC to s3://BUCKET/PREFIX: slabs first, the index last.",
-        epilog=_UPLOAD_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _upload,
+        "send a slab folder to S3",
+        "Send the slab folder SRC to s3://BUCKET/PREFIX: slabs first, the index last.",
+        _UPLOAD_EXAMPLES,
     )
-    upload.add_argument("source", metavar="SRC", help="slab folder")
-    upload.add_argument("target", metavar="URL", help="s3://BUCKET/PREFIX")
-    upload.add_argument(
-        "--threads", type=int, default=8, metavar="N", help="files at once (default: 8)"
-    )
-    upload.add_argument(
-        "--retry-s",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="how long a request that fails is sent again (default: 60)",
-    )
-    upload.add_argument("--overwrite", action="store_true", help="replace another dataset there")
-    upload.add_argument("--quiet", action="store_true", help="no progress bar, no summary")
-    _add_json(upload)
-    upload.set_defaults(command_function=_upload)
-
-
-def _add_fields(parser: Any) -> None:
-    parser.add_argument(
-        "--fields",
-        type=lambda text: [name.strip() for name in text.split(",")],
-        metavar="A,B",
-        help="names of the fields to use (default: all)",
-    )
-
-
-def _add_json(parser: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add("source", metavar="SRC", help="slab folder")
+    add("target", metavar="URL", help="s3://BUCKET/PREFIX")
+    add("--threads", type=int, default=8, metavar="N", help="files at once (default: 8)")
+    retry = "how long a request that fails is sent again (default: 60)"
+    add("--retry-s", type=float, default=60.0, metavar="S", help=retry)
+    add("--overwrite", action="store_true", help="replace another dataset there")
+    add("--quiet", action="store_true", help="no progress bar, no summary")
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -356,12 +321,8 @@ def _launched_together() -> Any:
     found = launched_once()
     if found is None or found.is_alone:
         return None
-    try:
+    with needed_for("converting with several ranks", "mpi4py"):
         from mpi4py import MPI
-    except ImportError as error:
-        raise MissingExtra(
-            f"converting with several ranks needs mpi4py ({error}); pip install mpi4py"
-        ) from None
     if MPI.COMM_WORLD.size == 1:
         raise LaunchError(
             f"{found.what} started this process beside others, but mpi4py's MPI sees this one "

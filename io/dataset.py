@@ -1,8 +1,4 @@
-"""PartitionedDataset: the same stream as PartitionedLoader, for torch's own DataLoader.
-
-Owns the split of a rank's share over the worker processes of a DataLoader. Reading is the loader's:
-each worker has a PartitionedLoader of its own, as if it were a rank.
-"""
+"""PartitionedDataset: the same stream as PartitionedLoader, for torch's own DataLoader."""
 
 from __future__ import annotations
 
@@ -11,10 +7,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from .launched import rank_here
 from .loader import PartitionedLoader
+from .rank_here import rank_here
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset, get_worker_info
@@ -28,11 +22,6 @@ else:
 __all__ = ["PartitionedDataset"]
 
 _MOST_WORKERS = 256
-
-
-def _row(workers: int) -> int:
-    """Where the counts of so many workers begin, one for each; without workers there is one."""
-    return 1 if workers == 0 else 2 + workers * (workers - 1) // 2
 
 
 class PartitionedDataset(IterableDataset[Any]):
@@ -73,11 +62,13 @@ class PartitionedDataset(IterableDataset[Any]):
         rank, world_size = here.rank, here.world_size
         self._rank, self._world_size = rank, world_size
         self._loader = PartitionedLoader(rank=rank, world_size=world_size, **self._arguments)
-        # The epoch of set_epoch(), how often it was iterated since without workers, and by each
-        # worker, for each number of workers. One writer for each element; the program writes while
-        # no worker iterates.
-        self._epochs = torch.zeros(_row(_MOST_WORKERS + 1), dtype=torch.int64)
-        self._epochs.share_memory_()  # type: ignore[no-untyped-call]
+        # The epoch of set_epoch(), and how often it was iterated since: by each worker, for each
+        # number of workers, of which 0 is the program. One writer for each element; the program
+        # writes while no worker iterates.
+        self._epoch = torch.zeros(1, dtype=torch.int64)
+        self._counts = torch.zeros((_MOST_WORKERS + 1, _MOST_WORKERS), dtype=torch.int64)
+        for shared in (self._epoch, self._counts):
+            shared.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         """Samples, or batches, per epoch without workers."""
@@ -86,8 +77,8 @@ class PartitionedDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the iterations that start from now on; same value on all ranks."""
         self._loader.set_epoch(epoch)
-        self._epochs.zero_()
-        self._epochs[0] = epoch
+        self._counts.zero_()
+        self._epoch[0] = epoch
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -95,24 +86,23 @@ class PartitionedDataset(IterableDataset[Any]):
             self._check_nobody_divides_it()
         if worker is None:
             before = self._iterated_by_others(0)
-            self._epochs[1] += 1
+            self._counts[0, 0] += 1
             if before == 0:
                 return self._items(self._loader)
-            return self._items(self._loader, int(self._epochs[0] + self._epochs[1]) + before - 1)
+            epoch = int(self._epoch + self._counts[0, 0]) + before - 1
+            return self._items(self._loader, epoch)
         # At once, and not with the first batch: a loop that is left early may never ask for that of
         # all workers, and they must agree.
         if worker.num_workers > _MOST_WORKERS:
             raise ValueError(f"num_workers={worker.num_workers}; use at most {_MOST_WORKERS}")
-        own = _row(worker.num_workers) + worker.id
-        epoch = int(self._epochs[0] + self._epochs[own])
-        epoch += self._iterated_by_others(worker.num_workers)
-        self._epochs[own] += 1
+        own = worker.num_workers, worker.id
+        epoch = int(self._epoch + self._counts[own]) + self._iterated_by_others(worker.num_workers)
+        self._counts[own] += 1
         return self._items(self._loader_of(worker.id, worker.num_workers), epoch)
 
     def _iterated_by_others(self, workers: int) -> int:
         """Iterations since set_epoch() with another number of workers."""
-        rows = [_row(number) for number in range(_MOST_WORKERS + 1)]
-        most = np.maximum.reduceat(self._epochs.numpy(), rows)
+        most = self._counts.numpy().max(axis=1)
         return int(most.sum() - most[workers])
 
     def _check_nobody_divides_it(self) -> None:

@@ -1,7 +1,4 @@
-"""What a dataset is, as text for people and as a document for programs.
-
-Owns the words of `hsgd data info`. Reads metadata, and the labels of classes that have names.
-"""
+"""What a dataset is, as text for people and as a document for programs."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from dataclasses import asdict
 
 from .class_counts import ClassCounts, class_counts
 from .convert.progress import bytes_text
-from .format.dataset_index import DataMap
-from .format.packed_values import packing_text
+from .format.data_map import DataMap
+from .format.packing_of import packing_text
 from .format.sample_groups import LEAST_GROUPS
 from .format.slab_folder import SOURCE_ORDER
 
@@ -23,7 +20,7 @@ _MOST_CLASSES = 20  # in a table
 
 
 def describe(data: DataMap) -> str:
-    """A table of the fields, below a line on the whole."""
+    """Return a table of the fields, below a line on the whole."""
     size = bytes_text(data.nbytes)
     header = data.header
     if header is None:
@@ -155,7 +152,7 @@ def _slab_picture(data: DataMap) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns, a rule below the first."""
+    """Return rows as lines with aligned columns, a rule below the first."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  "

@@ -1,7 +1,4 @@
-"""How a PartitionedLoader reads, and what it keeps in a node's memory: its arguments in groups.
-
-Owns their defaults and the checks that need no data.
-"""
+"""How a PartitionedLoader reads, and what it keeps in a node's memory: its arguments in groups."""
 
 from __future__ import annotations
 

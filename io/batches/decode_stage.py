@@ -1,17 +1,12 @@
-"""Encoded samples of a batch to pixels, in threads, some batches ahead of the loop.
-
-Owns the threads, the memory of decoded batches, and the errors of samples that cannot be decoded,
-which then are like those that could not be read. Never decides how an image is decoded
-(image_decoder.py) or what becomes of a bad sample (error_policy.py).
-"""
+"""Encoded samples of a batch to pixels, in threads, some batches ahead of the loop."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,59 +14,18 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import DataMap
 from ..format.ragged import Block, Ragged
-from ..order.partition import IntArray
-from .buffer_pool import BufferRing
+from ..order.epoch_order import IntArray
+from .batch_source import BatchSource, Filled
+from .buffer_ring import BufferRing
+from .filler import RELEASE_S, Filler, Starved
 from .image_decoder import ImageDecoder, UnreadableImage
-from .reader_pool import Filled
 
-__all__ = [
-    "RELEASE_S",
-    "DecodeSettings",
-    "DecodeStage",
-    "DecodingBatch",
-    "decoded_bytes",
-    "in_own_thread",
-]
+__all__ = ["DecodeStage", "in_own_thread"]
 
 _PER_TASK = 4  # samples
-RELEASE_S = 10.0  # for another thread of the program to drop batches when memory has run out
-
-
-@dataclass(frozen=True)
-class DecodeSettings:
-    """decoders: by field. seed, epoch: of the order, for what is random. slots: batches that are
-    there from the start. is_limited: there are never more.
-    """
-
-    data: DataMap
-    decoders: Mapping[str, ImageDecoder]
-    seed: int
-    epoch: int
-    threads: int
-    batch_samples: int
-    slots: int
-    pin: bool
-    is_limited: bool = False
-
-
-@dataclass(frozen=True)
-class DecodingBatch:
-    """A batch on its way. arrays: its fields, those that are decoded not yet whole. tasks: each
-    gives the samples that it could not decode.
-    """
-
-    arrays: dict[str, Block]
-    tasks: list[Future[list[tuple[int, DataError]]]]
-
-
-def decoded_bytes(
-    decoders: Mapping[str, ImageDecoder], batch_samples: int, *, pin: bool = False
-) -> int:
-    """Memory of one decoded batch."""
-    specs = [each.memory_spec(name) for name, each in decoders.items()]
-    return BufferRing(specs, batch_samples, 0, pin=pin).slot_bytes
+_AHEAD = 2  # batches behind the one that the loop waits for
+_Task = Future[list[tuple[int, DataError]]]  # samples that could not be decoded, and why
 
 
 def in_own_thread() -> bool:
@@ -81,41 +35,90 @@ def in_own_thread() -> bool:
     return threading.current_thread().name.startswith("hsgd-")
 
 
-class DecodeStage:
-    """For one iteration. Belongs to the training loop's thread."""
+class DecodeStage(BatchSource):
+    """Decodes what a Filler reads, of a few batches more than the loop has asked for.
 
-    def __init__(self, settings: DecodeSettings) -> None:
-        self._settings = settings
-        self._specs = [each.memory_spec(name) for name, each in settings.decoders.items()]
-        limit = None
-        if settings.is_limited:
-            each = decoded_bytes(settings.decoders, settings.batch_samples, pin=settings.pin)
-            limit = settings.slots * each
-        self._ring = BufferRing(
-            self._specs, settings.batch_samples, settings.slots, limit, pin=settings.pin
-        )
-        self._pool = ThreadPoolExecutor(settings.threads, "hsgd-decode")
+    ring: memory of decoded batches. decoders: by field. seed, epoch: of the order, for what is
+    random.
+    """
 
-    def close(self) -> None:
-        """End the threads, and give up the memory."""
-        self._pool.shutdown(wait=not in_own_thread(), cancel_futures=True)
-        self._ring.discard()
+    def __init__(
+        self,
+        filler: Filler,
+        ring: BufferRing,
+        decoders: Mapping[str, ImageDecoder],
+        seed: int,
+        epoch: int,
+        threads: int,
+    ) -> None:
+        self.stats = filler.stats
+        self._filler, self._ring, self._decoders = filler, ring, decoders
+        self._seed, self._epoch = seed, epoch
+        self._pool = ThreadPoolExecutor(threads, "hsgd-decode")
+        self._begun: deque[tuple[Filled | BaseException, list[_Task]]] = deque()
+        self._ended = False  # nothing more comes from the filler
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of decoded batches, those that the loop has included."""
+    def decoded_bytes(self) -> int:
         return self._ring.nbytes
 
-    def has_room(self) -> bool:
-        """Whether another batch can begin now."""
-        return self._ring.can_grow() or self._ring.has_free()
+    def get(self, timeout_s: float) -> Filled | BaseException | None:
+        while not self._ended and (not self._begun or self._may_begin_another()):
+            found = self._filler.get_ready() if self._begun else self._filler.get(timeout_s)
+            if isinstance(found, Starved):
+                break
+            if found is None:
+                self._ended = True
+            else:
+                self._begun.append(self._begin(found))
+        if not self._begun:
+            return None
+        filled, tasks = self._begun.popleft()
+        if isinstance(filled, BaseException):
+            return filled
+        try:
+            self._finish(filled, tasks, timeout_s)
+        except Exception as error:
+            return error
+        return filled
 
-    def start(self, filled: Filled, arrays: dict[str, Block]) -> DecodingBatch:
-        """Let the threads decode a batch."""
-        if filled.slot is None:
-            targets: dict[str, Any] = {
-                spec.name: np.empty((0, *spec.shape), spec.dtype) for spec in self._specs
-            }
+    def arrays(self, filled: Filled) -> dict[str, Block]:
+        decoded: dict[str, Block] = filled.memory
+        return decoded
+
+    def close(self) -> None:
+        self._ended = True
+        self._begun.clear()
+        self._filler.close()
+
+    def release(self, timeout_s: float) -> bool:
+        self._pool.shutdown(wait=not in_own_thread(), cancel_futures=True)
+        self._ring.discard()
+        return self._filler.release(timeout_s)
+
+    def _may_begin_another(self) -> bool:
+        return (
+            len(self._begun) <= _AHEAD
+            and isinstance(self._begun[-1][0], Filled)
+            and not self._filler.needs_room
+            and (self._ring.can_grow() or self._ring.has_free())
+            and self._filler.has_ready()
+        )
+
+    def _begin(self, found: Filled | BaseException) -> tuple[Filled | BaseException, list[_Task]]:
+        """Let the threads decode a batch, unless something came in its place."""
+        if isinstance(found, BaseException):
+            return found, []
+        try:
+            return self._start(found)
+        except Exception as error:  # of this step, which all ranks are to hear of
+            return error, []
+
+    def _start(self, filled: Filled) -> tuple[Filled, list[_Task]]:
+        arrays = self._filler.arrays(filled)
+        if filled.memory is None:
+            specs = [each.memory_spec(name) for name, each in self._decoders.items()]
+            targets: dict[str, Any] = {s.name: np.empty((0, *s.shape), s.dtype) for s in specs}
         else:
             targets = self._memory(filled.count)
         skipped = np.zeros(filled.count, bool)
@@ -123,10 +126,10 @@ class DecodeStage:
             skipped[missing] = True
         samples = np.concatenate([*filled.samples, np.empty(0, np.int64)])
         tasks = []
-        for name, decoder in self._settings.decoders.items():
+        for name, decoder in self._decoders.items():
             encoded, target = arrays[name], targets[name]
             assert isinstance(encoded, Ragged)
-            draws = decoder.draw(self._settings.seed, self._settings.epoch, samples)
+            draws = decoder.draw(self._seed, self._epoch, samples)
             for low in range(0, filled.count, _PER_TASK):
                 rows = [
                     row
@@ -140,14 +143,13 @@ class DecodeStage:
             name: targets[name].transpose(0, 3, 1, 2) if name in targets else block
             for name, block in arrays.items()
         }
-        return DecodingBatch(whole, tasks)
+        return Filled(whole, filled.count, filled.bad), tasks
 
-    def finish(self, filled: Filled, batch: DecodingBatch, timeout_s: float) -> dict[str, Block]:
-        """Wait for a batch; samples that could not be decoded are noted in `filled`."""
-        for task in batch.tasks:
+    def _finish(self, filled: Filled, tasks: list[_Task], timeout_s: float) -> None:
+        """Wait for a batch; samples that could not be decoded are noted in it."""
+        for task in tasks:
             for row, error in task.result(timeout_s):
                 filled.bad.append((np.array([row], np.int64), error))
-        return batch.arrays
 
     def _memory(self, count: int) -> dict[str, Block]:
         try:
@@ -155,7 +157,7 @@ class DecodeStage:
         except queue.Empty:
             if not self._ring.can_grow():
                 raise MemoryError(
-                    f"{self._settings.data.path}: the program keeps decoded batches of "
+                    f"{self._filler.plan.data.path}: the program keeps decoded batches of "
                     f"{self._ring.nbytes >> 20} MiB, all that memory_limit allows; drop them "
                     "before asking for more, or raise memory_limit or read_ahead"
                 ) from None
@@ -173,7 +175,7 @@ class DecodeStage:
         rows: list[int],
     ) -> list[tuple[int, DataError]]:
         """In a thread: some rows of a batch; those that cannot be decoded, and why."""
-        decoder, failed = self._settings.decoders[name], []
+        decoder, failed = self._decoders[name], []
         for row in rows:
             try:
                 decoder.decode(encoded[row], draws[row], target[row])
@@ -182,7 +184,7 @@ class DecodeStage:
         return failed
 
     def _error(self, name: str, sample: int, reason: str) -> DataError:
-        slab = next(s for s in self._settings.data.slabs if sample < s.start + s.count)
+        slab = next(s for s in self._filler.plan.data.slabs if sample < s.start + s.count)
         return DataError(
             f"{slab.path}: {name!r} of sample {sample} (row {sample - slab.start} of this file) "
             f'cannot be decoded: {reason}; convert without it, or use on_error="substitute"'

@@ -1,7 +1,7 @@
-"""Batches on the device of a training loop: the copies, and what waits for them.
+"""Batches on the device of a training loop: copies by a CUDA stream of their own.
 
-Owns a CUDA stream for the copies, which so run while the loop's stream still computes. The host
-does not wait, but for what does not lie in page-locked memory.
+They run while the loop's stream still computes. The host does not wait, but for what does not lie
+in page-locked memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What becomes of a batch that could not be read: decided by all ranks together, so nobody hangs.
-
-Owns the policies raise, skip and substitute, and the one small collective per batch that makes
-ranks agree when they have a communicator. Never reads again.
-"""
+"""What becomes of a batch that could not be read: all ranks decide together, so nobody hangs."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..reading.shared_index import Group
-from .reader_pool import Filled
+from ..rank_group import RankGroup
+from .batch_source import Filled
 
 __all__ = ["ErrorPolicy"]
 
@@ -25,7 +21,7 @@ class ErrorPolicy:
     skipped, substituted: batches left out, and samples replaced, on this rank.
     """
 
-    def __init__(self, on_error: str, comm: Group | None, rank: int) -> None:
+    def __init__(self, on_error: str, comm: RankGroup | None, rank: int) -> None:
         self.on_error = on_error
         self.skipped = 0
         self.substituted = 0
@@ -35,19 +31,23 @@ class ErrorPolicy:
         self._good: dict[str, Any] = {}  # a sample to stand in for a whole batch
 
     def judge(
-        self, filled: Filled | None, step: int, failure: BaseException | None, arrays: Any
+        self,
+        filled: Filled | None,
+        step: int,
+        failure: BaseException | None,
+        arrays: dict[str, Any],
     ) -> bool:
-        """Whether batch `step` is to be delivered; all ranks with a comm get the same answer.
+        """Decide whether to deliver batch `step`; all ranks with a comm get the same answer.
 
-        filled: the batch, None when `failure` came in its place. arrays: called for the arrays of
-        the batch, when rows are substituted in place. Raises the error of this rank, naming the
+        filled: the batch, None when `failure` came in its place. arrays: its fields, of which rows
+        are substituted in place. Raises the error of this rank, naming the
         batch and the rank, or DataError naming a rank that has one.
         """
         if failure is None and filled is not None and filled.bad:
-            if self.on_error != "substitute" or not self._substitute(filled, arrays()):
+            if self.on_error != "substitute" or not self._substitute(filled, arrays):
                 failure = filled.bad[0][1]
         elif self.on_error == "substitute" and filled is not None and filled.count:
-            self._good = self._good or {n: values[:1].copy() for n, values in arrays().items()}
+            self._good = self._good or {n: values[:1].copy() for n, values in arrays.items()}
         failed_rank = self._agree(-1 if failure is None else self.rank)
         if failed_rank < 0:
             return True
@@ -68,9 +68,7 @@ class ErrorPolicy:
         )
 
     def take_reason(self) -> str:
-        """Why this rank first could not read a batch that was left out, told once; "" when it could
-        read all.
-        """
+        """Tell once why this rank first could not read a batch that was left out; "" for none."""
         reason, self._reason = self._reason, ""
         return reason
 

@@ -1,9 +1,9 @@
 """Encoded images to pixels of one size: what `decode=` of a loader takes.
 
-Owns `images()`, the choice of the part of each image that is taken, and its randomness, a function
-of seed, epoch and sample alone. JPEG is decoded by simplejpeg (libjpeg-turbo), other forms by
-Pillow, and what is taken is scaled by libhsgd_io; all three give the GIL away. Parts as torchvision
-chooses them in RandomResizedCrop, and in Resize(256) with CenterCrop(224).
+What is taken of an image is a function of seed, epoch and sample alone. JPEG is decoded by
+simplejpeg (libjpeg-turbo), other forms by Pillow, and what is taken is scaled by libhsgd_io; all
+three give the GIL away. Parts as torchvision chooses them in RandomResizedCrop, and in Resize(256)
+with CenterCrop(224).
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.errors import MissingExtra
-
 from ..format.slab_folder import FieldSpec
-from ..order.partition import IntArray
+from ..needed_for import needed_for
+from ..order.epoch_order import IntArray
 from ..reading.row_copies import crop_image
 
 __all__ = ["Crop", "ImageDecoder", "UnreadableImage", "images"]
@@ -64,15 +63,15 @@ class ImageDecoder:
             )
 
     def spec(self, name: str) -> FieldSpec:
-        """What a batch holds for each sample."""
+        """Return what a batch holds for each sample."""
         return FieldSpec(name, (3, self.size, self.size), np.dtype(np.uint8))
 
     def memory_spec(self, name: str) -> FieldSpec:
-        """How decoded images lie in memory: height, width, channels."""
+        """Return how decoded images lie in memory: height, width, channels."""
         return FieldSpec(name, (self.size, self.size, 3), np.dtype(np.uint8))
 
     def draw(self, seed: int, epoch: int, samples: IntArray) -> NDArray[np.float64]:
-        """The random numbers of these samples in [0, 1), a row for each."""
+        """Return the random numbers of these samples in [0, 1), a row for each."""
         key = _mixed(_mixed(np.array([seed], np.uint64)) ^ np.array([epoch], np.uint64))
         with np.errstate(over="ignore"):
             own = _mixed(samples.astype(np.uint64) + key)
@@ -157,7 +156,7 @@ def images(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> ImageDecoder:
-    """Encoded images become uint8 of shape (samples, 3, size, size), RGB; in memory a pixel's three
+    """Decode images to uint8 of shape (samples, 3, size, size), RGB; in memory a pixel's three
     values lie together (torch's channels_last).
 
     crop: "random", a part of `scale` of the area and of a form within `ratio`, or "center", the
@@ -181,20 +180,14 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _simplejpeg() -> Any:
-    try:
+    with needed_for("decoding images", "simplejpeg"):
         import simplejpeg
-    except ImportError as error:
-        raise MissingExtra(
-            f"decoding images needs simplejpeg ({error}); pip install simplejpeg"
-        ) from None
     return simplejpeg
 
 
 def _pillow() -> Any:
-    try:
+    with needed_for("decoding images", "pillow"):
         from PIL import Image
-    except ImportError:
-        raise MissingExtra("decoding images needs Pillow; pip install pillow") from None
     return Image
 
 

@@ -1,14 +1,10 @@
-"""One pass over an epoch: batches out of the ring, as arrays or tensors, until it ends or is left.
-
-Owns the life of the reading threads and what the training loop sees of them: batches, errors,
-time-outs. Never reads (reader_pool.py) and never decides the order (partition.py).
-"""
+"""One pass over an epoch: batches out of the ring, as arrays or tensors, to its end or less."""
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
-import threading
 import time
 import warnings
 import weakref
@@ -21,20 +17,16 @@ from typing import Any
 from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged
-from .buffer_pool import BufferRing
-from .decode_stage import RELEASE_S, DecodeStage, DecodingBatch, in_own_thread
+from .batch_source import BatchSource, Filled
+from .decode_stage import in_own_thread
 from .device_transfer import DeviceTransfer
 from .error_policy import ErrorPolicy
-from .mapped_batches import MappedBatches
 from .pinned_memory import tensor_of
-from .reader_pool import Filled, Filler, Starved
-from .segments import CU_SEQLENS, cumulative
 
 __all__ = ["Batch", "Counts", "Iteration", "IterationSettings", "Progress"]
 
 # Field name -> CPU torch tensor or NumPy array, samples along axis 0; a Ragged of them.
 Batch = dict[str, Any]
-_DECODED_AHEAD = 2  # batches behind the one that the loop waits for
 
 
 @dataclass
@@ -69,45 +61,44 @@ class IterationSettings:
     source: str
     transform: Callable[[Batch], Any] | None = None
     transform_threads: int = 0
-    window: int = 0  # elements of each sample of a packed dataset
     to_device: DeviceTransfer | None = None  # for what is delivered, last of all
 
 
 class Iteration(Iterator[Any]):
-    """Starts the threads of `filler`, and ends them however the loop ends.
+    """Hands out the batches of `source`, and ends it however the loop ends.
 
     finished: called once, in the process of the threads, when they have ended.
     """
 
     def __init__(
         self,
-        filler: Filler | MappedBatches,
-        ring: BufferRing | MappedBatches,
+        source: BatchSource,
         settings: IterationSettings,
         policy: ErrorPolicy,
-        finished: Callable[[], None],
-        decode: DecodeStage | None = None,
+        finished: Callable[[Progress], None],
     ) -> None:
         self.progress = Progress()
-        self._filler, self._ring, self._settings = filler, ring, settings
+        self.source, self._settings, self._policy = source, settings, policy
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
         self._anew: Callable[[], Iterator[Any]] | None = None
         self._other: Iterator[Any] | None = None
-        self._policy, self._decode = policy, decode
-        self._decoding: deque[tuple[Filled | BaseException, DecodingBatch | None]] = deque()
         self._ahead: deque[tuple[Future[Any], int, int]] = deque()
         self._step = 0  # of the next batch from the threads
         self._left_out = 0  # steps behind the last batch, which no batch counts
-        self._ended = self._at_end = self._is_starved = False
+        self._ended = self._at_end = False
         if settings.transform is not None and settings.transform_threads:
             self._pool = ThreadPoolExecutor(settings.transform_threads, "hsgd-transform")
-        # Daemons, so that a forgotten iterator never keeps the interpreter from ending; the
-        # finalizer, which also runs at exit, lets them end by themselves.
+        # The finalizer, which also runs at exit, lets the threads end by themselves.
         self._stop = weakref.finalize(
-            self, _stop, filler, self._pool, decode, self._pid, settings.timeout_s, finished
+            self,
+            _stop,
+            source,
+            self._pool,
+            self._pid,
+            settings.timeout_s,
+            functools.partial(finished, self.progress),
         )
-        filler.start()
 
     def __next__(self) -> Any:
         if self._anew is not None:
@@ -138,11 +129,6 @@ class Iteration(Iterator[Any]):
         self.progress.substituted = self._policy.substituted
         return batch
 
-    @property
-    def decoded_bytes(self) -> int:
-        """Memory of the batches that were decoded, and of those that are next."""
-        return 0 if self._decode is None else self._decode.nbytes
-
     def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:
         """Give what `anew` returns instead, which is called when the loop asks for the first batch;
         nothing where the loop has had one already, or the iteration was closed.
@@ -158,7 +144,6 @@ class Iteration(Iterator[Any]):
         if isinstance(self._other, Iteration):
             self._other.close()
         self._ended, self._at_end = True, False
-        self._decoding.clear()
         self._ahead.clear()
         self._stop()
 
@@ -206,81 +191,29 @@ class Iteration(Iterator[Any]):
     def _next_batch(self) -> tuple[Batch, int, int] | None:
         """The next batch that the policy lets pass; None at the end, or an error, ends it all."""
         steps = 0
-        while (fetched := self._fetch_arrays()) is not None:
-            found, arrays = fetched
-            steps += 1
-            step, self._step = self._step, self._step + 1
+        while (found := self._fetch()) is not None:
             failure = found if isinstance(found, BaseException) else None
             filled = found if isinstance(found, Filled) else None
+            arrays = {} if filled is None else self.source.arrays(filled)
+            steps += 1
+            step, self._step = self._step, self._step + 1
             try:
-                delivered = self._policy.judge(filled, step, failure, lambda a=arrays: a)
+                delivered = self._policy.judge(filled, step, failure, arrays)
             except BaseException:
                 self.close()
                 raise
-            if delivered and filled is not None and arrays is not None:
+            if delivered and filled is not None:
                 batch = _as_tensors(arrays) if self._settings.as_torch else arrays
                 return batch, filled.count, steps
         self._left_out += steps
         return None
 
-    def _fetch_arrays(self) -> tuple[Filled | BaseException, dict[str, Block] | None] | None:
-        """The next batch and its fields, or what came in its place; None at the end.
-
-        Where samples are decoded, that of a few more batches begins, of those that have been read.
-        """
-        filler = self._filler
-        if self._decode is None or isinstance(filler, MappedBatches):
-            found = self._fetch()
-            if found is None:
-                return None
-            return found, self._arrays(found) if isinstance(found, Filled) else None
-        ahead = self._decoding
-        while not ahead or (
-            len(ahead) <= _DECODED_AHEAD
-            and isinstance(ahead[-1][0], Filled)
-            and not self._is_starved
-            and self._decode.has_room()
-            and filler.has_ready()
-        ):
-            found = self._fetch(may_wait=not ahead)
-            if found is None:
-                break
-            started = None
-            if isinstance(found, Filled):
-                try:
-                    started = self._decode.start(found, self._arrays(found))
-                except Exception as error:  # of this step, which all ranks are to hear of
-                    found = error
-            ahead.append((found, started))
-        if not ahead:
-            return None
-        found, started = ahead.popleft()
-        if started is None or not isinstance(found, Filled):
-            return found, None
-        try:
-            return found, self._decode.finish(found, started, self._settings.timeout_s)
-        except Exception as error:
-            return error, None
-
-    def _fetch(self, may_wait: bool = True) -> Filled | BaseException | None:
-        """The next batch from the threads, or what came in its place; None at the end, or where
-        there is none before the loop gets what is decoded now.
-        """
+    def _fetch(self) -> Filled | BaseException | None:
+        """The next batch, or what came in its place; None at the end."""
         if self._ended:
             return None
-        deadline = time.monotonic() + self._settings.timeout_s
         try:
-            if self._is_starved:
-                self._is_starved = False
-                self._make_room()
-            while True:
-                found = self._filler.get(max(0.0, deadline - time.monotonic()))
-                if not isinstance(found, Starved):
-                    break
-                if not may_wait:
-                    self._is_starved = True
-                    return None
-                self._make_room()
+            found = self.source.get(self._settings.timeout_s)
         except queue.Empty:
             return self._give_up()
         except MemoryError as error:
@@ -289,27 +222,10 @@ class Iteration(Iterator[Any]):
             self._ended = self._at_end = True
         return found
 
-    def _make_room(self) -> None:
-        """Add slots when the loop keeps so many batches that none is left to read into."""
-        if not self._filler.is_stuck():
-            return
-        if self._ring.can_grow():
-            self._ring.grow(max(1, self._ring.base_slots // 2))
-            return
-        deadline = time.monotonic() + min(RELEASE_S, self._settings.timeout_s)
-        while self._filler.is_stuck():
-            if time.monotonic() > deadline:
-                raise MemoryError(
-                    f"{self._settings.source}: the program keeps batches of "
-                    f"{self._ring.nbytes >> 20} MiB, all that memory_limit allows; drop them "
-                    "before asking for more, or raise memory_limit"
-                )
-            time.sleep(0.01)  # a destructor in another thread tells nobody
-
     def _give_up(self) -> DataError:
         """Nothing came in time: leave without waiting for threads that the file system holds."""
         self._ended = True
-        self._filler.close()
+        self.source.close()
         self._stop.detach()
         error = DataError(
             f"{self._settings.source}: batch {self._step} did not arrive within "
@@ -317,13 +233,6 @@ class Iteration(Iterator[Any]):
         )
         error.rank = self._policy.rank
         return error
-
-    def _arrays(self, filled: Filled) -> dict[str, Block]:
-        slot, ring = filled.slot, self._ring
-        found = ring.empty() if slot is None else ring.arrays(slot, filled.count)
-        if self._settings.window:
-            found[CU_SEQLENS] = cumulative(filled.segments, filled.count * self._settings.window)
-        return found
 
 
 def _as_tensors(arrays: dict[str, Block]) -> Batch:
@@ -337,9 +246,8 @@ def _as_tensors(arrays: dict[str, Block]) -> Batch:
 
 
 def _stop(
-    filler: Filler | MappedBatches,
+    source: BatchSource,
     pool: ThreadPoolExecutor | None,
-    decode: DecodeStage | None,
     pid: int,
     timeout_s: float,
     finished: Callable[[], None],
@@ -347,15 +255,9 @@ def _stop(
     """Release the threads and wait for them; a forked child has none, and locks may be held."""
     if os.getpid() != pid:
         return
-    filler.close()
-    deadline = time.monotonic() + timeout_s
-    for thread in filler.threads:
-        if thread is not threading.current_thread():  # the garbage collector may run anywhere
-            thread.join(max(0.0, deadline - time.monotonic()))
+    source.close()
+    has_ended = source.release(timeout_s)
     if pool is not None:
         pool.shutdown(wait=not in_own_thread(), cancel_futures=True)
-    if decode is not None:
-        decode.close()
-    if not any(thread.is_alive() for thread in filler.threads):
-        filler.release()
+    if has_ended:
         finished()

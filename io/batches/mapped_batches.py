@@ -1,9 +1,8 @@
 """Batches as views of the mapped files: what lies in the page cache reaches the loop uncopied.
 
-Owns the mappings, which are private: what a program writes into a batch reaches neither the file
-nor another batch. Takes the place of the reading threads and of the ring. Never shuffles and never
-reads ahead: a batch is rows that lie one after another. The file must be unchanged every 4 MiB; no
-check can keep a process alive whose file is cut off while it looks at a batch (SIGBUS).
+Mappings are private: what a program writes into a batch reaches neither the file nor another batch.
+The file must be unchanged every 4 MiB; no check can keep a process alive whose file is cut off
+while it looks at a batch (SIGBUS).
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import DataMap, SlabMap
+from ..format.data_map import DataMap, SlabMap
 from ..format.ragged import Block
 from ..format.slab_folder import FieldSpec
-from ..reading.files import SlabFiles
-from ..reading.reader import ReadStats
-from .read_schedule import ReadPlan
-from .reader_pool import Filled
+from ..reading.row_reader import ReadStats
+from ..reading.slab_files import SlabFiles
+from .batch_source import BatchSource, Filled
+from .scheduler import ReadPlan
 
 __all__ = ["MappedBatches", "check_mappable"]
 
@@ -55,13 +54,10 @@ def check_mappable(data: DataMap, shuffle: str, on_error: str) -> None:
         raise ValueError(f"mapped=True: {reason}")
 
 
-class MappedBatches:
+class MappedBatches(BatchSource):
     """The batches of a plan in the order of the files, in the calling thread. stats: of ReadStats
     for metrics(); bytes count when they are handed out.
     """
-
-    base_slots = nbytes = 0
-    threads: tuple[()] = ()
 
     def __init__(self, plan: ReadPlan) -> None:
         self.stats = [ReadStats()]
@@ -75,13 +71,8 @@ class MappedBatches:
         self._run_rows = max(1, _RUN_BYTES // batch_bytes) * plan.share.batch_size
         self._run: dict[str, NDArray[np.generic]] = {}  # rows that follow one another
         self._next = self._end = 0  # of the run, what no batch has
-        self._position = 0  # of the first row of the run, in the stream
-
-    def start(self) -> None:
-        """Nothing runs besides the loop."""
 
     def get(self, timeout_s: float) -> Filled | None:
-        """The next batch, with its error where its file cannot be mapped; None at the end."""
         if self._step == self._plan.share.steps:
             return None
         self._step += 1
@@ -89,58 +80,37 @@ class MappedBatches:
         if not count:
             return Filled(None, 0)
         self._left -= count
-        end = self._next + count
-        if end <= self._end:
-            found = {name: rows[self._next : end] for name, rows in self._run.items()}
-            self._next = end
-        else:
-            try:
-                found = self._gather(count)
-            except DataError as error:
-                return Filled(None, count, [(np.arange(count), error)])
+        try:
+            found = self._gather(count)
+        except DataError as error:
+            return Filled(None, count, [(np.arange(count), error)])
         self.stats[0].bytes_read += count * self._row_bytes
         return Filled(found, count)
 
-    def arrays(self, slot: dict[str, Block], count: int) -> dict[str, Block]:
-        """What get() made."""
-        return slot
-
-    def empty(self) -> dict[str, Block]:
-        """A batch without samples."""
-        return {
-            spec.name: np.empty((0, *spec.shape), spec.dtype) for spec in self._plan.data.fields
-        }
-
-    def is_stuck(self) -> bool:
-        """Never: there are no slots to wait for."""
-        return False
-
-    def can_grow(self) -> bool:
-        """Never."""
-        return False
-
-    def grow(self, slots: int) -> None:
-        """Nothing to add."""
+    def arrays(self, filled: Filled) -> dict[str, Block]:
+        if filled.memory is None:
+            specs = self._plan.data.fields
+            return {spec.name: np.empty((0, *spec.shape), spec.dtype) for spec in specs}
+        rows: dict[str, Block] = filled.memory
+        return rows
 
     def close(self) -> None:
-        """The loop takes no more."""
         self._step = self._plan.share.steps
 
-    def release(self) -> None:
-        """Close the files; batches that the loop keeps hold their mapping."""
+    def release(self, timeout_s: float) -> bool:
         self._run = {}
-        self._files.close()
+        self._files.close()  # batches that the loop keeps hold their mapping
+        return True
 
-    def _gather(self, wanted: int) -> dict[str, NDArray[np.generic]]:
+    def _gather(self, count: int) -> dict[str, NDArray[np.generic]]:
         """The next rows, a copy where they lie in several slabs. Raises DataError after it has
         passed over them.
         """
-        parts, failure = [], None
-        self._put_back()
+        parts, failure, wanted = [], None, count
         while wanted:
             if self._next == self._end:
-                try:
-                    self._open_run()
+                try:  # runs begin with a batch, so that most batches lie in one
+                    self._open_run(self._run_rows if wanted == count else wanted)
                 except DataError as error:
                     failure = error
                     wanted -= self._pass_over(wanted)
@@ -156,11 +126,11 @@ class MappedBatches:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _open_run(self) -> None:
-        """Look at the next rows of one slab. Raises DataError when its file has changed or cannot
-        be mapped.
+    def _open_run(self, most: int) -> None:
+        """Look at the next rows of one slab, `most` of them at most. Raises DataError when its file
+        has changed or cannot be mapped.
         """
-        number, row, rows = self._run_ahead(self._run_rows)
+        number, row, rows = self._run_ahead(most)
         slab = self._plan.data.slabs[number]
         descriptor, _ = self._files.acquire(number)
         try:
@@ -176,7 +146,6 @@ class MappedBatches:
             raise DataError(f"{slab.path}: cannot be mapped: {error}{kept}") from error
         finally:
             self._files.release([number])
-        self._position = self._ranges[0][0]
         self._pass_over(rows)
         self._next, self._end = 0, rows
 
@@ -193,16 +162,6 @@ class MappedBatches:
         memory = mmap.mmap(descriptor, length, _FLAGS, offset=begin)
         found: NDArray[np.generic] = np.ndarray(shape, spec.dtype, memory, start - begin)
         return found
-
-    def _put_back(self) -> None:
-        """End the run before its end, so that the next one begins with the next batch."""
-        left = self._end - self._next
-        if left:
-            start, count = self._position + self._next, left
-            if self._ranges and self._ranges[0][0] == start + count:
-                count += self._ranges.popleft()[1]
-            self._ranges.appendleft((start, count))
-        self._next = self._end = 0
 
     def _run_ahead(self, most: int) -> tuple[int, int, int]:
         """Slab, row there, and how many rows follow in the stream, `most` of them at most."""

@@ -34,7 +34,7 @@ class _Bytes:
 
 
 def block_bytes(nbytes: int) -> int:
-    """What torch's allocator takes for so many bytes: the next power of two."""
+    """Return what torch's allocator takes for so many bytes: the next power of two."""
     return 1 << max(0, nbytes - 1).bit_length()
 
 
@@ -57,7 +57,7 @@ def bytes_of(block: torch.Tensor, dropped: Callable[[], None]) -> np.ndarray[Any
 
 
 def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """The same memory as a tensor, which shares the storage of the block where it lies in one."""
+    """Make a tensor of the same memory, with the storage of the block where it lies in one."""
     import torch
 
     owner: Any = array

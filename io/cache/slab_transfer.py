@@ -1,39 +1,24 @@
 """Slabs from the memory of one node to that of another, by a communicator instead of the files.
 
-Owns which slab comes from where, and how they change places while all memory is in use: piece by
-piece, the same piece of all slots at once, so that a slot gives away its bytes just before others
-come there. Never reads a file, and never knows what a slot holds.
+They change places while all memory is in use: piece by piece, the same piece of all slots at once,
+so that a slot gives away its bytes just before others come there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AlltoallComm", "NodeSlot", "SlabTransfer", "plan_transfers", "transfer_slabs"]
+from ..rank_group import RankGroup
+
+__all__ = ["NodeSlot", "SlabTransfer", "plan_transfers", "transfer_slabs"]
 
 _ROUND_BYTES = 32 << 20  # that a rank sends, and gets, at once
 _LEAST_BYTES = 64 << 10  # of one slot
 _PAGE = 4096
-
-
-class AlltoallComm(Protocol):
-    """What is needed of hsgd.Comm."""
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    def alltoall(self, array: Any, send_counts: Any) -> Any:
-        """Rows to each rank, and what all sent here, in rank order; collective, blocking."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +42,7 @@ def plan_transfers(
     good: NDArray[np.uint8],
     coming: Sequence[dict[int, int]],
 ) -> list[SlabTransfer]:
-    """Where the slabs that nodes need can come from, of those that some node holds.
+    """Return where the slabs that nodes need can come from, of those that some node holds.
 
     contents: by node and slot, the slab there, -1 for none. good: likewise, 0 where it is not
     whole. coming: by node, slot -> slab. Each comes from the next node that has it, so that all
@@ -80,7 +65,7 @@ def plan_transfers(
 
 
 def transfer_slabs(
-    comm: AlltoallComm,
+    comm: RankGroup,
     memory: NDArray[np.uint8],
     transfers: Sequence[SlabTransfer],
     owner: Callable[[NodeSlot], int],

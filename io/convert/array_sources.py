@@ -1,8 +1,4 @@
-"""Sources in memory: the arrays of a program, and scikit-learn's digits.
-
-Owns `ArraySource`, and what of a program's arrays can be a field. Never reads files and never
-writes.
-"""
+"""Sources in memory: the arrays of a program, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -12,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from hsgd.errors import MissingExtra
-
 from ..format.ragged import Block, Ragged, elements, part_of_block, ragged_of
 from ..format.slab_folder import FieldSpec
-from ..order.partition import permutation
+from ..needed_for import needed_for
+from ..order.epoch_order import permutation
+from .source import Source
 
 __all__ = ["ArraySource", "digits_splits"]
 
 _KINDS = "biufc"
 
 
-class ArraySource:
+class ArraySource(Source):
     """Arrays in memory, and Ragged ones. fields: names to take, all by default. Raises ValueError
     and TypeError for what is no field.
     """
@@ -48,13 +44,11 @@ class ArraySource:
         self.num_samples = next(iter(counts.values()))
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Slices of the array."""
         array = self._arrays[spec.name]
         for row in range(start, len(array), rows):
             yield part_of_block(array, row, min(row + rows, len(array)))
 
     def identity(self) -> str:
-        """A digest of all values."""
         digest = hashlib.sha256()
         for block in self._arrays.values():
             digest.update(elements(block).reshape(-1).view(np.uint8).data)
@@ -87,12 +81,8 @@ def digits_splits(test_fraction: float, seed: int) -> dict[str, ArraySource]:
 
     Fields: image float32 (64,) in 0..1, label int64. The split depends on the seed alone.
     """
-    try:
+    with needed_for("the set of digits", "scikit-learn"):
         from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingExtra(
-            "the digits come with scikit-learn, which is not installed; pip install scikit-learn"
-        ) from None
     if not 0 < test_fraction < 1:
         raise ValueError(f"test fraction {test_fraction}; use a number between 0 and 1")
     digits = load_digits()

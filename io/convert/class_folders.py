@@ -1,7 +1,4 @@
-"""Folders of images, one for each class: which they are, and what in them is no image.
-
-Owns the numbers of classes, and the refusal of folders that are splits. Never opens an image.
-"""
+"""Folders of images, one for each class: which they are, and what in them is no image."""
 
 from __future__ import annotations
 

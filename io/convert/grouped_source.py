@@ -1,7 +1,6 @@
 """An HDF5 file with a group for each sample as a source.
 
-Owns the look at every group: which samples have all fields, in which shapes. Samples come in the
-order of the numbers in their names, and are read one by one. Never writes.
+Samples come in the order of the numbers in their names, and are read one by one.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunks import load_filters
-from ..format.dataset_index import supported_dtype
 from ..format.fields import left_out_line, stored_name
+from ..format.open_map import supported_dtype
 from ..format.opening import examined, first_line, open_hdf5
-from ..format.packed_values import packing_of
+from ..format.packing_of import packing_of
 from ..format.ragged import Block, ragged_of
 from ..format.sample_groups import SampleGroups, hard_linked
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import StoredRows
-from ..order.partition import IntArray
-from .record_sources import identity_of_files
+from ..order.epoch_order import IntArray
+from .source import Source
 
 __all__ = ["GroupedSource"]
 
 _NO_FIELD = "its type is none of numbers or bool"
 
 
-class GroupedSource:
+class GroupedSource(Source):
     """Samples that are groups. fields: names inside them; all that most groups have by default.
 
     A field whose arrays differ in their first axis alone is ragged. Groups without one of the
@@ -42,6 +41,7 @@ class GroupedSource:
 
     def __init__(self, path: Path, groups: SampleGroups, fields: Sequence[str] | None) -> None:
         self._path, self._home = path, groups.home
+        self.files = [path]
         self._names: list[str] = []
         self.left_out: dict[str, str] = {}
         self.unwritten: dict[str, str] = {}
@@ -66,7 +66,7 @@ class GroupedSource:
         ]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Samples from `start` on, each of which is opened for itself."""
+        """Yield samples from `start` on, each of which is opened for itself."""
         with open_hdf5(str(self._path)) as file:
             home = file[self._home or "/"]
             for row in range(start, self.num_samples, rows):
@@ -78,12 +78,7 @@ class GroupedSource:
                     yield np.stack(values)
 
     def lengths(self, spec: FieldSpec) -> IntArray:
-        """Elements of each sample of a ragged field."""
         return self._columns[spec.name].lengths
-
-    def identity(self) -> str:
-        """Of the file."""
-        return identity_of_files([self._path])
 
     def attributes(self) -> Attributes:
         """Those of the file, and how fields are packed. Others are those of single samples."""
@@ -195,7 +190,7 @@ class _Column:
         self.sizes.append(shape[0] if shape else 1)
 
     def spec(self) -> FieldSpec:
-        """The field; ragged if samples differ in their length."""
+        """Return the field; ragged if samples differ in their length."""
         assert self._shape is not None
         dtype = self._dtype.newbyteorder("=")
         if len(set(self.sizes)) > 1:

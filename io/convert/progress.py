@@ -1,7 +1,7 @@
 """A progress bar in bytes, and sizes as text, for the commands of the reader.
 
-Owns what people see while they wait. Imports tqdm only when a bar is shown: where the output is no
-terminal, which would keep every state of it, one line says what has begun.
+tqdm is imported only when a bar is shown: where the output is no terminal, which would keep every
+state of it, one line says what has begun.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Progress:
 
 
 def bytes_text(count: int) -> str:
-    """A size in the largest binary unit that leaves at least 1."""
+    """Return a size in the largest binary unit that leaves at least 1."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

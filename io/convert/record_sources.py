@@ -1,16 +1,14 @@
 """Sources of single records: image folders, WebDataset tar files, CSV and Parquet tables.
 
-Owns how a record becomes arrays of fixed shape; sources.py finds out which of these a name means.
 Pillow, pandas and pyarrow are imported when they are needed. Rows are decoded block by block, so
-memory stays bounded. Never writes.
+memory stays bounded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io as standard_io
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,28 +16,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.errors import DataError, MissingExtra
+from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, class_attributes
 from ..format.opening import first_line
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from ..format.slab_folder import FieldSpec
-from ..order.partition import IntArray
+from ..needed_for import needed_for
+from ..order.epoch_order import IntArray
 from .class_folders import IMAGE_SUFFIXES, ClassFolders
+from .source import Source, reading
 
 __all__ = [
     "CsvSource",
     "ImageFolderSource",
     "ParquetSource",
     "TarSource",
-    "identity_of_files",
 ]
 
 _KINDS = "biuf"
 _TEXTS = frozenset({"string", "large_string", "string_view", "binary", "large_binary"})  # of Arrow
 
 
-class ImageFolderSource:
+class ImageFolderSource(Source):
     """Images in one folder per class: fields image (uint8, height x width x 3) and label (int64).
 
     Labels number the folders by their sorted names, as torchvision's ImageFolder does. image_size:
@@ -60,6 +59,7 @@ class ImageFolderSource:
         found = ClassFolders(path)
         self._images, self._classes, self.left_out = found.images, found.names, found.left_out
         self._size = image_size
+        self.files = [file for file, _ in self._images]
         self.num_samples = len(self._images)
         image = FieldSpec("image", (), np.dtype(np.uint8), ragged=True)
         if not encoded:
@@ -73,21 +73,14 @@ class ImageFolderSource:
         self.specs = _chosen(known, fields)
 
     def attributes(self) -> Attributes:
-        """The names of the classes, at the label."""
         if all(spec.name != "label" for spec in self.specs):
             return Attributes()
         return class_attributes("label", self._classes)
 
-    def identity(self) -> str:
-        """Of all images."""
-        return identity_of_files([file for file, _ in self._images])
-
     def lengths(self, spec: FieldSpec) -> IntArray:
-        """Bytes of all files."""
-        return np.array([_file_bytes(file) for file, _ in self._images], np.int64)
+        return np.array([_file_bytes(file) for file in self.files], np.int64)
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Images, decoded or as they are, in the order of their names."""
         for row in range(start, self.num_samples, rows):
             part = self._images[row : row + rows]
             if spec.name == "label":
@@ -101,7 +94,7 @@ class ImageFolderSource:
                 yield _stacked(zip(names, images, strict=True), spec, len(part))
 
 
-class TarSource:
+class TarSource(Source):
     """Tar files in WebDataset's form: members of one sample share the name before the first dot.
 
     The rest of the name is the field: npy (an array), cls (a number as text), jpg, png and the like
@@ -117,17 +110,17 @@ class TarSource:
         *,
         encoded: bool = False,
     ) -> None:
-        self._paths, self._size, self._encoded = list(paths), image_size, encoded
+        self.files, self._size, self._encoded = list(paths), image_size, encoded
         # Field -> place of each sample's member: number of the tar file, offset, length, name.
         self._members: dict[str, list[tuple[int, int, int, str]]] = {}
         samples = 0
-        for number, path in enumerate(self._paths):
+        for number, path in enumerate(self.files):
             samples = self._scan(number, path, samples)
         self.num_samples = samples
         for name, members in self._members.items():
             if len(members) != samples:
                 raise DataError(
-                    f"{self._paths[0]}: {len(members)} of {samples} samples have .{name}; "
+                    f"{self.files[0]}: {len(members)} of {samples} samples have .{name}; "
                     "choose other fields with --fields"
                 )
         known = {}
@@ -149,12 +142,7 @@ class TarSource:
             return FieldSpec(name, first.shape[1:], first.dtype, ragged=True)
         return FieldSpec(name, first.shape, first.dtype)
 
-    def identity(self) -> str:
-        """Of all archives."""
-        return identity_of_files(self._paths)
-
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Members in the order of the archives."""
         members = self._members[spec.name]
         for row in range(start, self.num_samples, rows):
             part = range(row, min(row + rows, self.num_samples))
@@ -180,12 +168,9 @@ class TarSource:
 
     def _load(self, name: str, row: int) -> NDArray[Any]:
         number, offset, length, where = self._members[name][row]
-        try:
-            with open(self._paths[number], "rb") as file:
-                file.seek(offset)
-                data = file.read(length)
-        except OSError as error:
-            raise DataError(f"{where}: cannot be read: {error.strerror}") from None
+        with reading(where), open(self.files[number], "rb") as file:
+            file.seek(offset)
+            data = file.read(length)
         if len(data) < length:
             raise DataError(f"{where} is truncated; copy the file again")
         suffix = name.rpartition(".")[2]
@@ -202,13 +187,13 @@ class TarSource:
         return np.frombuffer(data, np.uint8)
 
 
-class CsvSource:
+class CsvSource(Source):
     """A CSV table with a header line; every column of numbers is a field. Needs pandas."""
 
     _CHUNK = 100_000
 
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
-        self._path = path
+        self._path, self.files = path, [path]
         self.num_samples = 0
         # A column may begin with whole numbers and go on with others: the types of all parts count.
         types: dict[str, np.dtype[Any]] = {}
@@ -222,10 +207,6 @@ class CsvSource:
                     types[name] = np.promote_types(types[name], dtype)
         self.specs = _columns(path, types, fields)
 
-    def identity(self) -> str:
-        """Of the file."""
-        return identity_of_files([self._path])
-
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
         """One column, in parts; lines before `start` are read again."""
         before = start
@@ -236,17 +217,15 @@ class CsvSource:
                 yield values[row : row + rows]
 
     def _chunks(self, columns: Sequence[str] | None) -> Iterator[Any]:
-        try:
+        with needed_for("CSV", "pandas"):
             import pandas
-        except ImportError:
-            raise MissingExtra("CSV needs pandas; pip install pandas") from None
         try:
             yield from pandas.read_csv(self._path, usecols=columns, chunksize=self._CHUNK)
         except (OSError, ValueError) as error:
             raise DataError(f"{self._path}: not readable as CSV: {first_line(error)}") from None
 
 
-class ParquetSource:
+class ParquetSource(Source):
     """A Parquet table; every column of numbers, or of lists of them, is a field. Needs pyarrow.
 
     Lists that are all of one length by their type have that as a shape; other lists are ragged.
@@ -255,8 +234,7 @@ class ParquetSource:
     """
 
     def __init__(self, path: Path, fields: Sequence[str] | None, *, text: bool = False) -> None:
-        self._path = path
-        self.left_out: dict[str, str] = {}
+        self._path, self.files = path, [path]
         table = self._open()
         self.num_samples = int(table.metadata.num_rows)
         types, shapes, lists, texts = {}, {}, set(), set()
@@ -281,14 +259,6 @@ class ParquetSource:
             replace(spec, ragged=spec.name in lists | texts, shape=shapes.get(spec.name, ()))
             for spec in _columns(path, types, fields)
         )
-
-    def attributes(self) -> Attributes:
-        """None."""
-        return Attributes()
-
-    def identity(self) -> str:
-        """Of the file."""
-        return identity_of_files([self._path])
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         """One column, in parts; rows before `start` are read again."""
@@ -326,11 +296,9 @@ class ParquetSource:
             raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
 
     def _open(self) -> Any:
-        try:
+        with needed_for("Parquet", "pyarrow"):
             import pyarrow
             from pyarrow import parquet
-        except ImportError:
-            raise MissingExtra("Parquet needs pyarrow; pip install pyarrow") from None
         try:
             return parquet.ParquetFile(self._path)
         except (OSError, pyarrow.ArrowException) as error:
@@ -357,18 +325,6 @@ def _bytes_of(column: Any) -> Ragged:
     ends = np.frombuffer(offsets, np.int64)[flat.offset : flat.offset + len(flat) + 1]
     values = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
     return Ragged(values, ends - ends[0])
-
-
-def identity_of_files(paths: Iterable[Path]) -> str:
-    """A digest of paths, sizes and times of change."""
-    digest = hashlib.sha256()
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-        digest.update(f"{path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
 
 
 _OBJECT: np.dtype[Any] = np.dtype(object)
@@ -430,25 +386,19 @@ def _in_a_row(values: Any, spec: FieldSpec) -> Ragged:
 
 
 def _file_bytes(path: Path) -> int:
-    try:
+    with reading(path):
         return path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _read_file(path: Path) -> bytes:
-    try:
+    with reading(path):
         return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _decode(data: bytes, size: int | None, where: str) -> NDArray[np.uint8]:
     """An image as RGB, height x width x 3; scaled and cut to size x size when that is given."""
-    try:
+    with needed_for("an image", "pillow"):
         from PIL import Image, ImageOps
-    except ImportError:
-        raise MissingExtra("images need Pillow; pip install pillow") from None
     try:
         with Image.open(standard_io.BytesIO(data)) as opened:
             image = opened.convert("RGB")

@@ -1,7 +1,6 @@
 """SampleWriter: a program's samples, one by one or in batches, as a slab folder.
 
-Owns the files in which samples wait beside the target until the last one has come. What becomes of
-them is a conversion (conversion.py). Never holds samples in memory.
+They wait in files beside the target until the last one has come; then these are converted.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from hsgd.base.closing import Closing
 from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
-from .atomic_folder import check_target
-from .conversion import convert_to_slabs
+from .convert_to_slabs import convert_to_slabs
+from .staged_folder import check_target
 
 __all__ = ["SampleWriter"]
 
@@ -73,7 +72,7 @@ class _Waiting:
             self._lengths.append(lengths)
 
     def block(self) -> Block:
-        """All samples, mapped."""
+        """Return all samples, mapped."""
         self._file.flush()
         shape = (self._rows, *self.shape)
         mapped = bool(np.prod(shape))

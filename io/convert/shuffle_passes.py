@@ -1,9 +1,8 @@
 """The two passes of a conversion: rows to their slabs, then slabs into their final order.
 
-Owns the global permutation in bounded memory, and how a rank that was killed goes on. Pass 1
-streams the source once and appends every row to the slab where it belongs; pass 2 puts the rows of
-one slab at a time into their final order. Both read and write in large sequential parts, and
-together they are exactly one random permutation of all rows. Memory: one field of one slab, two
+Pass 1 streams the source once and appends every row to the slab where it belongs; pass 2 puts the
+rows of one slab at a time into their final order. Both read and write in large sequential parts,
+and together they are exactly one random permutation of all rows. Memory: one field of one slab, two
 blocks, and 16 bytes per sample.
 
 Every _CHECKPOINT_BYTES the position goes to the journal. Appending again what was appended after
@@ -32,17 +31,17 @@ from ..format.ragged import (
     take,
 )
 from ..format.slab_folder import FieldSpec
-from ..order.partition import IntArray, permutation
-from .atomic_folder import Journal, Position
+from ..order.epoch_order import IntArray, permutation
 from .progress import Advance
-from .sources import Source
-from .writer import SlabFolderWriter
+from .slab_folder_writer import SlabFolderWriter
+from .source import Source
+from .staged_folder import Journal, Position
 
 __all__ = ["BLOCK_BYTES", "Order", "Passes"]
 
 BLOCK_BYTES = 16 << 20
 _CHECKPOINT_BYTES = 1 << 30
-_PERMUTE = 4  # what the random stream is for (partition.py uses 1 to 3)
+_PERMUTE = 4  # what the random stream is for (epoch_order.py uses 1 to 3)
 
 
 class Order:
@@ -60,7 +59,7 @@ class Order:
             self.place_of[self.source_at] = np.arange(count)
 
     def ends(self, lengths: IntArray) -> IntArray:
-        """Where the elements of each row end, in the new order."""
+        """Return where the elements of each row end, in the new order."""
         return offsets_of(lengths if self.source_at is None else lengths[self.source_at])
 
 

@@ -1,9 +1,6 @@
 """What can be converted: NumPy and HDF5 files, slab folders, and single records.
 
-Owns which kind of source a name means, and one class per kind of file of arrays, all with the same
-members (`Source`); arrays in memory are in array_sources.py, images, tar files and tables in
-record_sources.py, documents in text_sources.py. Each streams rows in
-their original order, so memory stays bounded whatever the source. Never writes.
+Each source streams rows in their original order, so memory stays bounded whatever it is.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,38 +23,33 @@ from hsgd.errors import DataError
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunk_bounds import check_stored_chunks
 from ..format.chunks import load_filters
-from ..format.dataset_index import (
-    check_unique,
-    open_map,
-    supported_dtype,
-)
 from ..format.fields import choose_fields, find_fields, linked_file
+from ..format.open_map import check_unique, open_map, supported_dtype
 from ..format.opening import examined, first_line, open_hdf5
-from ..format.packed_values import packing_of
+from ..format.packing_of import packing_of
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.sample_groups import find_sample_groups
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
 from ..format.stored_rows import StoredRows
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from ..reading.claimed_memory import claimed_memory
-from ..reading.reader import RowReader
+from ..reading.row_reader import RowReader
 from .class_folders import IMAGE_SUFFIXES
 from .grouped_source import GroupedSource
-from .joined_sources import HDF5_SUFFIXES, JoinedSource
+from .joined_source import HDF5_SUFFIXES, JoinedSource
 from .record_sources import (
     CsvSource,
     ImageFolderSource,
     ParquetSource,
     TarSource,
-    identity_of_files,
 )
+from .source import Source
 from .splits import refuse_splits
 from .text_sources import TEXT_SUFFIXES, TextSource
 
 __all__ = [
     "Hdf5Source",
     "NumpySource",
-    "Source",
     "VlenSource",
     "lengths_of",
     "open_source",
@@ -78,47 +70,27 @@ _KINDS = "biufc"
 _ROWS = 1024  # of ragged samples, whose size is not known yet
 
 
-class Source(Protocol):
-    """Named fields with the same number of rows, read from the first row to the last."""
-
-    @property
-    def specs(self) -> tuple[FieldSpec, ...]:
-        """The fields, with native dtypes."""
-
-    @property
-    def num_samples(self) -> int:
-        """Rows of every field."""
-
-    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """The rows of a field from `start` on, in blocks of at most `rows`, Ragged ones where it is
-        ragged; a block is valid until the next.
-        """
-
-    def identity(self) -> str:
-        """What changes when the source does: a digest of paths, sizes and times, or of contents."""
-
-
 def lengths_of(source: Source) -> dict[str, IntArray]:
     """Elements of every sample of each ragged field; reads these fields once, but where the source
     knows.
     """
     found = {}
     for spec in source.specs:
-        known = None
-        if spec.ragged and isinstance(source, GroupedSource | ImageFolderSource | TextSource):
+        if spec.ragged:
             known = source.lengths(spec)
-        if known is not None:
-            found[spec.name] = known
-        elif spec.ragged:
-            parts = [np.empty(0, np.int64)]
-            for block in source.stream(spec, _ROWS):
-                assert isinstance(block, Ragged)
-                parts.append(block.lengths)
-            found[spec.name] = np.concatenate(parts)
+            found[spec.name] = _read_lengths(source, spec) if known is None else known
     return found
 
 
-class Hdf5Source:
+def _read_lengths(source: Source, spec: FieldSpec) -> IntArray:
+    parts = [np.empty(0, np.int64)]
+    for block in source.stream(spec, _ROWS):
+        assert isinstance(block, Ragged)
+        parts.append(block.lengths)
+    return np.concatenate(parts)
+
+
+class Hdf5Source(Source):
     """An HDF5 file of rectangular datasets, or a slab folder."""
 
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
@@ -127,9 +99,10 @@ class Hdf5Source:
         self.unwritten, self.packing = self._data.unwritten(), self._data.packing
         self.specs, self.left_out = self._data.fields, self._data.left_out
         self.num_samples = self._data.num_samples
+        linked = [Path(other) for other, _ in self._data.linked_files()]
+        self.files = [*(Path(slab.path) for slab in self._data.slabs), *linked]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Ranges of rows, in the order of the file."""
         with RowReader(self._data) as reader:
             for row in range(start, self.num_samples, rows):
                 count = min(rows, self.num_samples - row)
@@ -142,19 +115,13 @@ class Hdf5Source:
                 reader.read(spec.name, row, block)
                 yield block
 
-    def identity(self) -> str:
-        """Of all files."""
-        linked = [Path(other) for other, _ in self._data.linked_files()]
-        return identity_of_files([*(Path(slab.path) for slab in self._data.slabs), *linked])
-
     def attributes(self) -> Attributes:
-        """What the user wrote to the file and the fields."""
         path = self._path / INDEX_NAME if self._path.is_dir() else self._path
         with examined(path) as file:
             return read_attributes(file, [spec.name for spec in self.specs])
 
 
-class VlenSource:
+class VlenSource(Source):
     """An HDF5 file with fields of variable length ("vlen"), read by h5py."""
 
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
@@ -172,10 +139,9 @@ class VlenSource:
             }
             self.num_samples = int(file[chosen[0]].shape[0])
             linked = {linked_file(file, file[name]) for name in chosen}
-            self._files = [path, *sorted(other for other in linked if other is not None)]
+            self.files = [path, *sorted(other for other in linked if other is not None)]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Ranges of rows, in the order of the file."""
         with open_hdf5(str(self._path)) as file:
             dataset = file[spec.name]
             load_filters(dataset)
@@ -192,12 +158,7 @@ class VlenSource:
                 else:
                     yield block.astype(spec.dtype, copy=False)
 
-    def identity(self) -> str:
-        """Of the file, and of those that external links lead to."""
-        return identity_of_files(self._files)
-
     def attributes(self) -> Attributes:
-        """What the user wrote to the file and the fields."""
         with examined(self._path) as file:
             return read_attributes(file, [spec.name for spec in self.specs])
 
@@ -228,7 +189,7 @@ def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
         )
 
 
-class NumpySource:
+class NumpySource(Source):
     """Arrays in .npy files, or members of one .npz file: field name -> where it is."""
 
     def __init__(self, files: dict[str, tuple[Path, str | None]], names: Sequence[str] | None):
@@ -237,6 +198,7 @@ class NumpySource:
             raise ValueError(f"no field {', '.join(unknown)}; there are: {', '.join(files)}")
         chosen = list(names) if names is not None else list(files)
         self._files = {name: files[name] for name in chosen}
+        self.files = [path for path, _ in self._files.values()]
         self._stored = {}
         counts = {}
         specs = []
@@ -259,7 +221,6 @@ class NumpySource:
         self.num_samples = counts[chosen[0]]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
-        """Blocks read one after the other; also from inside a compressed .npz."""
         path = self._files[spec.name][0]
         dtype = self._stored[spec.name]
         with self._open(spec.name) as stream:
@@ -271,10 +232,6 @@ class NumpySource:
                 data = _read_exactly(stream, count * spec.row_bytes, f"{path}: {spec.name!r}")
                 block = np.ndarray((count, *spec.shape), dtype, data)
                 yield block.astype(spec.dtype, copy=False)
-
-    def identity(self) -> str:
-        """Of all files."""
-        return identity_of_files([path for path, _ in self._files.values()])
 
     def _size(self, name: str) -> int:
         """Bytes of a file, or of a member as it is without compression."""
@@ -308,7 +265,7 @@ def open_source(
     encoded: bool = False,
     text: bool = False,
 ) -> Source:
-    """The source that `source` names: a file, a folder, or several .npy files with commas.
+    """Return the source that `source` names: a file, a folder, or several .npy files with commas.
 
     image_size, encoded: see ImageFolderSource; others have no images. Raises ValueError for both.
     text: text is wanted, also where numbers stand beside it.

@@ -1,7 +1,4 @@
-"""Names of the splits of a data set: train, test and the like, which are converted one at a time.
-
-Owns what is such a name. Never opens a file.
-"""
+"""Names of the splits of a data set: train, test and the like, converted one at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _SHOWN = 3
 
 
 def is_split(name: str) -> bool:
-    """Whether a name is that of a split."""
+    """Return whether a name is that of a split."""
     return name.casefold() in _SPLITS
 
 

@@ -1,8 +1,6 @@
 """Documents as sources: text files, lines of JSON, and token ids in the place of text.
 
-Owns which documents a text file has, and `TokenizedSource`, which lets a tokenizer read the text of
-any source. Text is UTF-8, a ragged field of bytes. Some documents at a time are in memory. Never
-writes.
+Text is UTF-8, a ragged field of bytes. Some documents at a time are in memory.
 """
 
 from __future__ import annotations
@@ -17,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.errors import DataError, MissingExtra
+from hsgd.errors import DataError
 
 from ..format.opening import first_line
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import FieldSpec
-from .record_sources import identity_of_files
+from ..needed_for import needed_for
+from .source import Source, reading
 
 __all__ = ["TEXT_SUFFIXES", "TextSource", "TokenizedSource", "Tokenizer", "load_tokenizer"]
 
@@ -36,7 +35,7 @@ _DOCUMENTS = 64  # that a tokenizer gets at once
 Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
-class TextSource:
+class TextSource(Source):
     """Field text: a document for each line of .txt files, or for each file of a folder of them, or
     for the "text" of each line of .jsonl files that is not blank.
     """
@@ -44,23 +43,17 @@ class TextSource:
     def __init__(self, paths: Sequence[Path], fields: Sequence[str] | None, *, whole: bool) -> None:
         if fields is not None and list(fields) != [TEXT]:
             raise ValueError(f"no field {', '.join(fields)}; there is: {TEXT}")
-        self._paths, self._whole = list(paths), whole
+        self.files, self._whole = list(paths), whole
         self.specs = (FieldSpec(TEXT, (), _BYTES, ragged=True),)
         self.text_fields = frozenset({TEXT})
-        self.num_samples = sum(1 for _ in self._lines()) if not whole else len(self._paths)
-
-    def identity(self) -> str:
-        """Of all files."""
-        return identity_of_files(self._paths)
+        self.num_samples = sum(1 for _ in self._lines()) if not whole else len(self.files)
 
     def lengths(self, spec: FieldSpec) -> NDArray[np.int64] | None:
-        """Bytes of each document, where they are whole files; None: they are to be read."""
         if not self._whole:
             return None
-        return np.array([path.stat().st_size for path in self._paths], np.int64)
+        return np.array([path.stat().st_size for path in self.files], np.int64)
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Documents in the order of the files; those before `start` are read again."""
         held: list[NDArray[Any]] = []
         for number, document in enumerate(self._documents()):
             if number < start:
@@ -74,34 +67,31 @@ class TextSource:
 
     def _documents(self) -> Iterator[bytes]:
         if self._whole:
-            yield from map(_read_text, self._paths)
+            yield from map(_read_text, self.files)
             return
         for path, number, line in self._lines():
             yield _text_of(line, f"{path}:{number}") if path.suffix == ".jsonl" else line
 
     def _lines(self) -> Iterator[tuple[Path, int, bytes]]:
         """All lines, without their ends, and where they stand."""
-        for path in self._paths:
-            try:
-                with open(path, "rb") as file:
-                    for number, line in enumerate(file, 1):
-                        text = line.rstrip(b"\r\n")
-                        if text.strip() or path.suffix != ".jsonl":
-                            yield path, number, text
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        for path in self.files:
+            with reading(path), open(path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    text = line.rstrip(b"\r\n")
+                    if text.strip() or path.suffix != ".jsonl":
+                        yield path, number, text
 
 
-class TokenizedSource:
+class TokenizedSource(Source):
     """Another source, with field tokens in the place of its text.
 
     tokenizer: see load_tokenizer(). name: what changes when the tokenizer does.
     """
 
     def __init__(
-        self, source: Any, tokenizer: Tokenizer, dtype: np.dtype[Any], name: str, where: str
+        self, source: Source, tokenizer: Tokenizer, dtype: np.dtype[Any], name: str, where: str
     ) -> None:
-        texts = [spec for spec in source.specs if spec.name in getattr(source, "text_fields", ())]
+        texts = [spec for spec in source.specs if spec.name in source.text_fields]
         if len(texts) != 1:
             found = ", ".join(spec.name for spec in texts) or "none"
             raise ValueError(
@@ -114,7 +104,7 @@ class TokenizedSource:
         self._name, self._where = name, where
         self._tokens = FieldSpec(TOKENS, (), dtype, ragged=True)
         self.specs = tuple(self._tokens if s is texts[0] else s for s in source.specs)
-        self.num_samples: int = source.num_samples
+        self.num_samples = source.num_samples
 
     def identity(self) -> str:
         """Of the source and the tokenizer: its name, and what it makes of the first documents, by
@@ -125,7 +115,6 @@ class TokenizedSource:
         return f"{self._source.identity()} {self._name} {hashlib.sha256(made).hexdigest()}"
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Documents in the order of the source."""
         if spec is not self._tokens and spec.name != TOKENS:
             yield from self._source.stream(spec, rows, start)
             return
@@ -161,8 +150,7 @@ class TokenizedSource:
 def load_tokenizer(
     tokenizer: str | os.PathLike[str] | Tokenizer,
 ) -> tuple[Tokenizer, np.dtype[Any], str]:
-    """A function from texts to token ids, the smallest dtype for these (uint16 or int32), and what
-    changes when the tokenizer does.
+    """Return a function from texts to token ids, the smallest dtype for these, and its identity.
 
     tokenizer: a tokenizer.json file, for the package tokenizers, or such a function (int32).
     Raises DataError for a file that is none, MissingExtra without the package.
@@ -172,12 +160,8 @@ def load_tokenizer(
         return tokenizer, np.dtype(np.int32), name
     path = Path(tokenizer)
     data = _read_text(path)
-    try:
+    with needed_for("a tokenizer.json", "tokenizers"):
         from tokenizers import Tokenizer as Loaded
-    except ImportError as error:
-        raise MissingExtra(
-            f"a tokenizer.json needs tokenizers ({error}); pip install tokenizers"
-        ) from None
     try:
         loaded = Loaded.from_buffer(data)
     except Exception as error:  # tokenizers raises no class of its own
@@ -206,7 +190,5 @@ def _text_of(line: bytes, where: str) -> bytes:
 
 
 def _read_text(path: Path) -> bytes:
-    try:
+    with reading(path):
         return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,8 +1,7 @@
 """The attributes that users gave an HDF5 file: units, titles, whatever they wrote there.
 
-Owns which of them can be carried to a slab folder, and how they are written into its index. What
-hsgd writes for itself (slab_folder.py) is none of them. Never opens a dataset to read them: HDF5
-crashes on the damaged map of a virtual one, and an index may have lost its checksum.
+No dataset is opened to read them: HDF5 crashes on the damaged map of a virtual one, and an index
+may have lost its checksum.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 from hsgd.errors import DataError
 
 from ..remote.metadata_file import MetadataFile
-from ..remote.objects import ObjectReader, RemoteAccess
+from ..remote.object_reader import ObjectReader, RemoteAccess
 from ..remote.urls import child_url, is_url, names_a_file, url_of
 from .index_checksum import check_index, check_index_stream
 from .opening import examined, examined_object, first_line
@@ -41,7 +40,7 @@ __all__ = [
 ]
 
 _OWN = frozenset(header_field.name for header_field in fields(SlabHeader))
-_LIBVER = ("v110", "v110")  # as the index has it (writer.py)
+_LIBVER = ("v110", "v110")  # as the index has it (slab_folder_writer.py)
 _CLASS_NAMES = "class_names"
 _DIFFERS = "it differs between the files"
 _UNREADABLE = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
@@ -58,14 +57,16 @@ class Attributes:
 
 
 def class_attributes(field: str, names: Sequence[str]) -> Attributes:
-    """The names of classes, as an attribute of the field that numbers them."""
+    """Return the names of classes, as an attribute of the field that numbers them."""
     text = import_h5py().string_dtype()
     return Attributes({field: {_CLASS_NAMES: (np.array(names, dtype=object), text)}})
 
 
 def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]:
-    """What the numbers of a field stand for: the folders of images that were converted, or the
-    attribute class_names of a user's own file; empty without. Raises as open_map() does.
+    """Return what the numbers of a field stand for; empty where nothing says so.
+
+    Of images that were converted their folders, of a user's own file its attribute class_names.
+    Raises as open_map() does.
     """
     with _index_of(path) as file:
         location = file.filename
@@ -119,7 +120,7 @@ def _check_content(content: MetadataFile) -> None:
 
 
 def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:
-    """Those of an open file, of the datasets `names`, and of the groups that hold them."""
+    """Return those of an open file, of the datasets `names`, and of the groups that hold them."""
     found = Attributes()
     ours = read_header(file) is not None
     with _scratch() as scratch:
@@ -145,7 +146,7 @@ def write_attributes(file: h5py.File, attributes: Attributes) -> None:
 
 
 def common_attributes(parts: Sequence[Attributes]) -> Attributes:
-    """Those that are the same in all parts; others are left out."""
+    """Return those that are the same in all parts; others are left out."""
     found = Attributes()
     for part in parts:
         found.left_out.update(part.left_out)

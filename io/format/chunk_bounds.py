@@ -1,7 +1,7 @@
 """Chunks of HDF5 that would take far more memory than their dataset has bytes.
 
 HDF5 makes room for a whole chunk whatever of it is wanted, and undoes filters until their data
-ends, however long that is. Owns the look at both before HDF5 reads. Never reads a chunk.
+ends, however long that is. So both are looked at before HDF5 reads.
 """
 
 from __future__ import annotations

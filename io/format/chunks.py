@@ -1,8 +1,7 @@
 """Chunks of HDF5 datasets without HDF5: where they lie, and how to apply and undo their filters.
 
-Owns which pipelines of filters are known, and the codecs: gzip is Python's own, Blosc and Zstandard
-those of numcodecs, which, like gzip's, give the GIL away. HDF5 itself decompresses under one lock.
-Never opens a file.
+gzip is Python's own, Blosc and Zstandard those of numcodecs, which, like gzip's, give the GIL away.
+HDF5 itself decompresses under one lock.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
 
+from ..needed_for import needed_for
 from .slab_folder import import_h5py
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Chunks:
         return " + ".join(_NAMES[number] for number in self.filters) or "no filter"
 
     def applied(self, chunk: int) -> list[int]:
-        """The filters of one chunk."""
+        """Return the filters of one chunk."""
         mask = int(np.frombuffer(self.masks, np.uint32)[chunk])
         return [number for bit, number in enumerate(self.filters) if not mask >> bit & 1]
 
@@ -85,7 +85,7 @@ class Chunks:
 
 
 def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
-    """Where the chunks of an open dataset lie, or why they cannot be read around HDF5.
+    """Return where the chunks of an open dataset lie, or why they cannot be read around HDF5.
 
     Raises DataError for a chunk that ends beyond the file, which has `file_bytes`.
     """
@@ -184,7 +184,7 @@ def load_filters(dataset: h5py.Dataset) -> str:
 
 
 def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The bytes of a chunk as they were before the filters. Raises Undecodable."""
+    """Return the bytes of a chunk as they were before the filters. Raises Undecodable."""
     data = stored
     for number in reversed(chunks.applied(chunk)):
         try:
@@ -284,7 +284,7 @@ class Compression:
         create.set_filter(_BLOSC, 0, tuple(options.filter_options))
 
     def encode(self, rows: NDArray[Any]) -> tuple[bytes, int]:
-        """The bytes of a chunk as they are to be stored, and their mask: 0, or 1 without the
+        """Return the bytes of a chunk as they are to be stored, and their mask: 0, or 1 without the
         filter, where that would not make them fewer.
         """
         data = rows.reshape(-1).view(np.uint8)
@@ -301,22 +301,14 @@ class Compression:
 
 
 def _hdf5plugin() -> Any:
-    try:
+    with needed_for("Blosc in HDF5", "hdf5plugin"):
         import hdf5plugin
-    except ImportError as error:
-        raise MissingExtra(
-            f"Blosc in HDF5 needs hdf5plugin ({error}); pip install hdf5plugin"
-        ) from None
     return hdf5plugin
 
 
 def _numcodecs() -> Any:
-    try:
+    with needed_for("Blosc or Zstandard", "numcodecs"):
         import numcodecs
         import numcodecs.blosc
         import numcodecs.zstd
-    except ImportError as error:
-        raise MissingExtra(
-            f"Blosc and Zstandard need numcodecs ({error}); pip install numcodecs"
-        ) from None
     return numcodecs

@@ -1,8 +1,7 @@
 """Which datasets of an HDF5 file are fields: all that have samples, under each of their names.
 
-Owns the walk over groups and links, and the reasons for what is left out. Soft and external links
-are followed where that is safe: what they lead to exists, is a plain file, and does not lead back.
-Never reads samples and never decides how they are read (dataset_index.py).
+Soft and external links are followed where that is safe: what they lead to exists, is a plain file,
+and does not lead back.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hsgd.errors import DataError
 
-from .links import LinkGuard
+from .link_guard import LinkGuard
 from .opening import UnknownFields
 from .slab_folder import LONGEST, OFFSETS, VALUES, import_h5py
 from .stored_rows import StoredRows
@@ -51,13 +50,13 @@ class FoundFields:
     broken: dict[str, str] = field(default_factory=dict)
 
     def inside(self, group: str) -> FoundFields:
-        """Those inside a group, by the names that they have there."""
+        """Return those inside a group, by the names that they have there."""
         return FoundFields(
             _below(group, self.shapes), _below(group, self.left_out), _below(group, self.broken)
         )
 
     def some_groups(self) -> str:
-        """The first groups with fields, for messages."""
+        """Return the first groups with fields, for messages."""
         groups = sorted({name.rpartition("/")[0] for name in self.shapes} - {""})
         return ", ".join(groups[:_SHOWN]) or "none"
 
@@ -68,7 +67,7 @@ def _below(group: str, named: Mapping[str, _What]) -> dict[str, _What]:
 
 
 def find_fields(file: h5py.File) -> FoundFields:
-    """All fields of an open file."""
+    """Return all fields of an open file."""
     found = FoundFields()
     _Walk(file, found).visit(file["/"], "", frozenset())
     return found
@@ -110,7 +109,7 @@ def choose_fields(
 
 
 def linked_file(file: h5py.File, item: Any) -> Path | None:
-    """The file that an object lies in when an external link led there; None when it is `file`."""
+    """Return the file that an external link led to; None when it is `file`."""
     h5py = import_h5py()
 
     if h5py.h5o.get_info(item.id).fileno == h5py.h5o.get_info(file.id).fileno:
@@ -119,7 +118,7 @@ def linked_file(file: h5py.File, item: Any) -> Path | None:
 
 
 def inner_name(group: str | None) -> str:
-    """A group's name as it stands before those of its fields; "" for the whole file. Raises
+    """Return a group's name as it stands before those of its fields; "" for the whole file. Raises
     TypeError.
     """
     if group is not None and not isinstance(group, str):
@@ -128,7 +127,7 @@ def inner_name(group: str | None) -> str:
 
 
 def stored_name(group: str, name: str) -> str:
-    """What the file calls field `name` of `group`."""
+    """Return what the file calls field `name` of `group`."""
     return f"{group}/{name}" if group else name
 
 

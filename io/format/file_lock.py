@@ -1,7 +1,6 @@
 """The shared lock on a file that is read, as HDF5 takes it, against programs that write it.
 
-Owns when it is taken, and what is said if it is not to be had. It is held while the descriptor is
-open, and any number of readers have it at once. Never opens a file.
+It is held while the descriptor is open, and any number of readers have it at once.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def lock_shared(descriptor: int, path: str) -> None:
 
 
 def being_written(path: str) -> str:
-    """The message for a file that another program has open for writing."""
+    """Return the message for a file that another program has open for writing."""
     return (
         f"{path}: is being written by another program, and rows may be missing; wait until it has "
         "closed the file"

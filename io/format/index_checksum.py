@@ -1,9 +1,8 @@
 """The checksum at the end of index.h5: HDF5 has none for the maps of its virtual datasets.
 
-Owns these 16 bytes, which lie behind what HDF5 knows of and which it does not look at: MAGIC, then
-the CRC-32 of all bytes before it, little-endian. HDF5 2.0 crashes when it opens a virtual dataset
-whose map is damaged, so the file is checked before. A program that changes the file through HDF5
-cuts them off. Never opens a file as HDF5.
+These 16 bytes lie behind what HDF5 knows of and which it does not look at: MAGIC, then the CRC-32
+of all bytes before it, little-endian. HDF5 2.0 crashes when it opens a virtual dataset whose map is
+damaged, so the file is checked before. A program that changes the file through HDF5 cuts them off.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def check_index(path: Path) -> bool:
 
 
 def unchecked_index(folder: str) -> list[str]:
-    """A line if the index of a slab folder has no checksum. Raises as check_index()."""
+    """Return a line if the index of a slab folder has no checksum. Raises as check_index()."""
     path = Path(folder) / INDEX_NAME
     if check_index(path):
         return []
@@ -58,7 +57,7 @@ def unchecked_index(folder: str) -> list[str]:
 
 
 def check_index_stream(file: BinaryIO | RawIOBase, where: str) -> bool:
-    """The same of an open file, from its start."""
+    """Return the same of an open file, from its start."""
     end = file.seek(0, os.SEEK_END) - _BYTES
     if end < 0:
         return False

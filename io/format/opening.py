@@ -1,8 +1,4 @@
-"""HDF5 files as they are opened to be examined, and slab folders, on the disk or behind a URL.
-
-Owns what their errors become, and what must stay the same while a file is in use. Never reads
-samples (reading/reader.py) and never decides how they are read (dataset_index.py).
-"""
+"""HDF5 files as they are opened to be examined, and slab folders, on the disk or behind a URL."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from hsgd.errors import DataError
 
 from ..remote.metadata_file import MetadataFile, open_objects
-from ..remote.objects import ObjectIdentity, ObjectMissing, ObjectReader
+from ..remote.object_reader import ObjectIdentity, ObjectMissing, ObjectReader
 from ..remote.urls import child_url
 from .file_lock import being_written, lock_shared
 from .slab_folder import import_h5py, slab_name, slab_number
@@ -144,10 +140,10 @@ class Folder(Protocol):
         """
 
     def place(self, name: str) -> Path | str:
-        """What a file is called in messages and in a SlabMap."""
+        """Return what a file is called in messages and in a SlabMap."""
 
     def has(self, name: str) -> bool:
-        """Whether a file is there."""
+        """Return whether a file is there."""
 
     def examined(self, name: str) -> AbstractContextManager[h5py.File]:
         """A file that is there, open; raises DataError."""
@@ -246,16 +242,16 @@ def _explain_open(path: str, error: OSError) -> str:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """What must stay the same while a file is in use."""
+    """Return what must stay the same while a file is in use."""
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def object_identity(identity: Identity) -> ObjectIdentity | None:
-    """The same of an object behind a URL; None for that of a file."""
+    """Return the same of an object behind a URL; None for that of a file."""
     return identity if len(identity) == 2 else None
 
 
 def first_line(error: BaseException) -> str:
-    """The text of an error, cut to one line."""
+    """Return the text of an error, cut to one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

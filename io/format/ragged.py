@@ -1,7 +1,6 @@
 """Samples of different lengths, one after the other: values, and offsets that tell them apart.
 
-Owns `Ragged`, what a batch holds for such a field, and its arithmetic on NumPy arrays. Layout of
-the Arrow columnar format for lists with 64-bit offsets. Never reads or writes.
+Layout of the Arrow columnar format for lists with 64-bit offsets.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..order.partition import IntArray, concatenate_ranges
+from ..order.epoch_order import IntArray, concatenate_ranges
 
 __all__ = [
     "Block",
@@ -72,12 +71,12 @@ class Ragged:
         )
 
     def part(self, start: int, stop: int) -> Ragged:
-        """Samples [start, stop); the values are a view."""
+        """Return samples [start, stop); the values are a view."""
         offsets = self.offsets[start : stop + 1]
         return Ragged(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
 
     def copy(self) -> Ragged:
-        """The same in memory of its own."""
+        """Return the same in memory of its own."""
         return Ragged(self.values.copy(), self.offsets.copy())
 
 
@@ -85,7 +84,7 @@ Block = NDArray[Any] | Ragged  # rows of a field
 
 
 def elements(block: Block) -> NDArray[Any]:
-    """What lies in the file one after the other: rows, or the elements of ragged ones."""
+    """Return what lies in the file one after the other: rows, or the elements of ragged ones."""
     return np.ascontiguousarray(block.values if isinstance(block, Ragged) else block)
 
 
@@ -95,12 +94,12 @@ def take(block: Block, rows: IntArray) -> Block:
 
 
 def part_of_block(block: Block, start: int, stop: int) -> Block:
-    """Rows [start, stop); a view."""
+    """Return rows [start, stop); a view."""
     return block.part(start, stop) if isinstance(block, Ragged) else block[start:stop]
 
 
 def offsets_of(lengths: IntArray) -> IntArray:
-    """Where each sample begins, and where the last ends."""
+    """Return where each sample begins, and where the last ends."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -114,7 +113,7 @@ def ragged_of(rows: Sequence[NDArray[Any]], shape: tuple[int, ...], dtype: np.dt
 
 
 def join(parts: Sequence[Block]) -> Block:
-    """The rows of all parts (at least one, all of one kind), one after the other."""
+    """Return the rows of all parts (at least one, all of one kind), one after the other."""
     ragged = [part for part in parts if isinstance(part, Ragged)]
     if not ragged:
         return np.concatenate([elements(part) for part in parts])

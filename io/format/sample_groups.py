@@ -1,8 +1,7 @@
 """Files with a group for each sample: 000000/image, 000000/label, 000001/image, and so on.
 
-Owns how they are recognised, by the names in some of their groups, and the order of the samples.
-Read as fields, each of these datasets would be one, and its first axis that of samples. Only hard
-links count. Never reads samples (convert/grouped_source.py).
+They are recognised by the names in some of their groups. Read as fields, each of these datasets
+would be one, and its first axis that of samples. Only hard links count.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ class SampleGroups:
     others: tuple[str, ...] = ()
 
     def are_meant(self, wanted: Sequence[str] | None) -> bool:
-        """Whether the names of fields that a caller wants, None for all, are those of samples."""
+        """Say whether the fields that a caller wants, None for all, are those of samples."""
         return wanted is None or all(name.strip("/") in self.fields for name in wanted)
 
 
 def find_sample_groups(file: h5py.File, group: str = "") -> SampleGroups | None:
-    """The groups of samples of a file, or inside one of its groups; None without. Looks at some."""
+    """Look for groups of samples in a file, or in one of its groups; None without."""
     home = hard_linked(file["/"], group) if group else file["/"]
     return _search(home, group, 0) if isinstance(home, import_h5py().Group) else None
 
@@ -75,7 +74,7 @@ def refuse_sample_groups(
 
 
 def hard_linked(group: Any, path: str) -> Any:
-    """What hard links alone lead to; None for other links, and where nothing is."""
+    """Return what hard links alone lead to; None for other links, and where nothing is."""
     h5py = import_h5py()
 
     for step in path.split("/"):

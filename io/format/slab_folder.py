@@ -11,9 +11,6 @@ A ragged field is a group with the attributes LONGEST and LARGEST_BLOCK and two 
 the elements of all samples one after the other, and offsets (int64): sample i of a slab is the
 elements offsets[i] to offsets[i + 1], counted from the first of the whole dataset. Block i of
 values is that of the same samples; block i of offsets has one offset more than samples.
-
-Owns names and attributes. Never writes (writer.py, atomic_folder.py) and never reads samples
-(reader.py).
 """
 
 from __future__ import annotations
@@ -26,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hsgd.errors import DataError, MissingExtra
+from hsgd.errors import DataError
+
+from ..needed_for import needed_for
 
 if TYPE_CHECKING:
     import h5py
@@ -70,11 +69,9 @@ _SLAB = re.compile(r"slab-([0-9]{5,18})\.h5")
 
 
 def import_h5py() -> Any:
-    """The h5py module, imported when it is first needed."""
-    try:
+    """Return the h5py module, imported when it is first needed."""
+    with needed_for("hsgd.io", "h5py"):
         import h5py
-    except ImportError as error:
-        raise MissingExtra(f"hsgd.io needs h5py ({error}); pip install h5py") from None
     return h5py
 
 
@@ -84,7 +81,7 @@ def slab_name(slab: int) -> str:
 
 
 def slab_number(name: str) -> int | None:
-    """The number of the slab that has this file name; None for a name of something else."""
+    """Return the number of the slab that has this file name; None for a name of something else."""
     found = _SLAB.fullmatch(name)
     return int(found[1]) if found and slab_name(int(found[1])) == name else None
 
@@ -124,7 +121,7 @@ class SlabHeader:
 
 
 def read_header(file: h5py.File) -> SlabHeader | None:
-    """The header of an open file; None when the file was not written by hsgd.
+    """Return the header of an open file; None when the file was not written by hsgd.
 
     Raises DataError for another format_version.
     """

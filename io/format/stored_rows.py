@@ -1,9 +1,8 @@
 """Whether the rows of a dataset are really stored somewhere: HDF5 gives fill values for all others.
 
-Owns the look at virtual datasets and their sources, at any depth, at files of external storage, and
-at chunks that nobody wrote. All of it is done before HDF5 reads, or asks for the shape of a virtual
-dataset: HDF5 opens whatever a source names, and follows a circle of them until the process dies.
-Never reads samples.
+Virtual datasets and their sources, at any depth, files of external storage, and chunks that nobody
+wrote are looked at before HDF5 reads, or asks for the shape of a virtual dataset: HDF5 opens
+whatever a source names, and follows a circle of them until the process dies.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hsgd.errors import DataError
 
 from .chunk_bounds import check_chunk_shape, check_stored_chunks
-from .links import LinkGuard, named_file
+from .link_guard import LinkGuard, named_file
 from .opening import open_hdf5
 from .slab_folder import import_h5py
 
@@ -91,7 +90,7 @@ class StoredRows:
         return self._seen[key]
 
     def opens_sources(self, dataset: h5py.Dataset) -> bool:
-        """Whether HDF5 opens sources of a dataset as soon as somebody asks for its shape."""
+        """Return whether HDF5 opens sources of a dataset as soon as somebody asks for its shape."""
         create = dataset.id.get_create_plist()
         return create.get_layout() == self._h5py.h5d.VIRTUAL and any(
             _is_endless(create.get_virtual_vspace(n)) for n in range(create.get_virtual_count())

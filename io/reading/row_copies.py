@@ -1,7 +1,6 @@
 """libhsgd_io by ctypes: rows of a file to the addresses where a batch wants them.
 
-Owns the prototypes and structs of io/csrc/rows.h, and the functions below, which give the GIL away
-while they work. Never allocates memory for rows; whoever passes an address keeps what is there
+The functions give the GIL away while they work. Whoever passes an address keeps what is there
 alive.
 """
 
@@ -69,7 +68,7 @@ TASK = np.dtype(
 
 
 def batch_rows(batch: NDArray[np.int64], row: NDArray[np.int64]) -> BatchRows:
-    """Row row[i], below MOST_ROWS, of batch batch[i]."""
+    """Return row row[i], below MOST_ROWS, of batch batch[i]."""
     found = batch + 1
     found <<= _BATCH_SHIFT
     found += row
@@ -77,7 +76,7 @@ def batch_rows(batch: NDArray[np.int64], row: NDArray[np.int64]) -> BatchRows:
 
 
 def addresses_of(rows: BatchRows, bases: Addresses, base_offset: int, row_bytes: int) -> Addresses:
-    """Where these rows lie in memory; 0 for none. bases: addresses of the batches."""
+    """Return where these rows lie in memory; 0 for none. bases: addresses of the batches."""
     batch = (rows >> np.uint64(_BATCH_SHIFT)).astype(np.int64) - 1
     row = rows & np.uint64(MOST_ROWS - 1)
     found: Addresses = bases[batch] + np.uint64(base_offset) + row * np.uint64(row_bytes)
@@ -133,7 +132,7 @@ class TaskBatch:
         self._batch = _Batch(tasks.ctypes.data, len(tasks), 0, 0)
 
     def has_work(self) -> bool:
-        """Whether some task was taken by nobody yet; a hint while threads are at work."""
+        """Return whether some task was taken by nobody yet; a hint while threads are at work."""
         return bool(self._batch.next < self._batch.count)
 
     def cancel(self) -> None:
@@ -154,7 +153,7 @@ class TaskBatch:
 def move_rows(
     rows: NDArray[Any], places: Addresses, sizes: NDArray[np.int64] | None = None
 ) -> None:
-    """Row i of `rows` (contiguous) to address places[i], or nowhere where that is 0.
+    """Copy row i of `rows` (contiguous) to address places[i], or nowhere if that is 0.
 
     sizes: bytes of each row where they differ; together they are those of `rows`.
     """

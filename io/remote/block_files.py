@@ -1,13 +1,13 @@
 """Blocks of objects as files of one folder: whole or not there, checked, and within a limit.
 
-Owns the folder, for several processes at once, each of which may be killed anywhere:
+The folder serves several processes at once, each of which may be killed anywhere:
 
     hsgd-ledger   bytes of all files, or more than that; whoever adds one holds a lock on it
     tmp-*         a block that is being written, locked by its writer; else it is a leftover
     ab/cdef...    a block, by the SHA-256 of what it is a block of
 
-Never asks a server (disk_cache.py), never removes files that have other names than these, and never
-takes a folder or a ledger of another user, who could give it wrong blocks.
+Files that have other names than these are never removed, and a folder or a ledger of another user,
+who could give it wrong blocks, is never taken.
 """
 
 from __future__ import annotations

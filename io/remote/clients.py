@@ -1,12 +1,12 @@
 """One range of one object by HTTP or S3, once: urllib3 and botocore.
 
-Owns the clients of a process, with their connections, which a forked child makes anew, and what an
-answer means. Never tries again (objects.py), and never puts a query or a header into a message.
-Both clients read from the socket outside the GIL, and both live on in forked processes.
+A forked child makes its clients anew. No query and no header gets into a message. Both clients read
+from the socket outside the GIL, and both live on in forked processes.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import re
@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from hsgd.errors import MissingExtra
-
+from ..needed_for import needed_for
 from .limited_answers import AnswerTooLong, AnswerTooSlow, Limits, limit_pools, limited
 from .urls import s3_place
 
@@ -110,10 +111,8 @@ class Client(Protocol):
 
 class _HttpClient:
     def __init__(self) -> None:
-        try:
+        with needed_for("https://", "urllib3"):
             import urllib3
-        except ImportError as error:
-            raise MissingExtra(f"URLs need urllib3 ({error}); pip install urllib3") from None
         self._urllib3 = urllib3
         self._retries = urllib3.Retry(
             connect=0, read=0, redirect=0, status=0, other=0, raise_on_status=False
@@ -139,25 +138,12 @@ class _HttpClient:
             response.close()
             raise _refusal(response.status, response.headers.get("Retry-After", ""))
 
-        def finish(whole: bool) -> None:
-            # The end of a chunked answer must be read before the connection can serve again.
-            if whole and not response.read(1):
-                response.release_conn()
-            else:
-                response.close()
-
-        try:
-            found = _range_of(response.status, response.headers)
-        except RequestFailed:
-            response.close()
-            raise
         tag = response.headers.get("ETag", "") or response.headers.get("Last-Modified", "")
-        return Answer(*found, tag, response.readinto, finish)
+        status, headers = response.status, response.headers
+        return _answer(status, headers, tag, response, response.release_conn)
 
     def _follow(self, url: str, headers: dict[str, str]) -> Any:
         """The answer at the end of the redirects, none of which leaves https."""
-        from urllib.parse import urljoin, urlsplit
-
         for _ in range(_MOST_REDIRECTS + 1):
             response = self._pool(url).request(
                 "GET",
@@ -176,33 +162,26 @@ class _HttpClient:
                 response.release_conn()
             else:  # nobody needs its body, which may have no end
                 response.close()
+            refused = functools.partial(RequestFailed, status=response.status, again=False)
             before = url
             try:
                 url = urljoin(url, location)
                 left, entered = urlsplit(before).scheme, urlsplit(url).scheme
             except ValueError:
-                raise RequestFailed(
-                    "the server redirects to an address that is none; check the URL",
-                    response.status,
-                    again=False,
+                raise refused(
+                    "the server redirects to an address that is none; check the URL"
                 ) from None
             if entered not in ("http", "https"):
-                raise RequestFailed(
-                    f"the server redirects to a {entered} address; only http and https are read",
-                    response.status,
-                    again=False,
+                raise refused(
+                    f"the server redirects to a {entered} address; only http and https are read"
                 )
             if left == "https" and entered == "http":
-                raise RequestFailed(
+                raise refused(
                     "the server redirects from https to "
                     f"{url.partition('?')[0].rpartition('@')[2]}, which is not encrypted; use the "
-                    "https address of the object, or an http one from the start",
-                    response.status,
-                    again=False,
+                    "https address of the object, or an http one from the start"
                 )
-        raise RequestFailed(
-            f"more than {_MOST_REDIRECTS} redirects; check the URL", response.status, again=False
-        )
+        raise refused(f"more than {_MOST_REDIRECTS} redirects; check the URL")
 
     def failure(self, error: Exception) -> RequestFailed | None:
         if (refused := _refusal_by_cause(error)) is not None:
@@ -217,9 +196,6 @@ class _HttpClient:
 
     def _pool(self, url: str) -> Any:
         """Connections to the server, or to the proxy that the environment names for it."""
-        from urllib.parse import urlsplit
-        from urllib.request import getproxies, proxy_bypass
-
         parts = urlsplit(url)
         proxy = getproxies().get(parts.scheme)
         if not proxy or proxy_bypass(parts.netloc):
@@ -231,8 +207,6 @@ class _HttpClient:
 
     def _connections_to(self, proxy: str) -> Any:
         """Raises RequestFailed for one of another kind, and never says more of it than that."""
-        from urllib.parse import unquote, urlsplit
-
         try:
             parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
             login = None
@@ -255,14 +229,12 @@ class S3Client:
     """
 
     def __init__(self) -> None:
-        try:
+        with needed_for("s3://", "botocore"):
             import botocore
             import botocore.config
             import botocore.exceptions
             import botocore.session
             import urllib3
-        except ImportError as error:
-            raise MissingExtra(f"s3:// needs botocore ({error}); pip install botocore") from None
         session = botocore.session.get_session()
         options: dict[str, Any] = {}
         self._signs = session.get_credentials() is not None
@@ -293,21 +265,12 @@ class S3Client:
             wanted["IfMatch"] = etag
         with limited(end):
             found = self.client.get_object(**wanted)
-        body, answer = found["Body"], found["ResponseMetadata"]
-
-        def finish(whole: bool) -> None:
-            if not whole or body.read(1):  # as in _HttpClient
-                body.close()
-
-        try:
-            span = _range_of(answer["HTTPStatusCode"], answer["HTTPHeaders"])
-        except RequestFailed:
-            body.close()
-            raise
-        return Answer(*span, found.get("ETag", ""), body.readinto, finish)
+        answer = found["ResponseMetadata"]
+        status, headers = answer["HTTPStatusCode"], answer["HTTPHeaders"]
+        return _answer(status, headers, found.get("ETag", ""), found["Body"])
 
     def failure(self, error: Exception) -> RequestFailed | None:
-        """What an exception of `client` means; None when it is none of the network."""
+        """Return what an exception of `client` means; None when it is none of the network."""
         if isinstance(error, self._errors.ClientError):
             answer = error.response.get("ResponseMetadata", {})
             after = answer.get("HTTPHeaders", {}).get("retry-after", "")
@@ -343,7 +306,7 @@ class S3Client:
 
 
 def client_for(url: str) -> Client:
-    """The client of this process for a URL. Raises MissingExtra."""
+    """Return the client of this process for a URL. Raises MissingExtra."""
     is_s3 = url.startswith("s3:")
     names = _S3_SETTINGS if is_s3 else ()
     key = (is_s3, *map(os.environ.get, names))
@@ -359,6 +322,25 @@ def s3_client() -> S3Client:
     client = client_for("s3:")
     assert isinstance(client, S3Client)
     return client
+
+
+def _answer(
+    status: int, headers: Any, etag: str, body: Any, release: Callable[[], object] = lambda: None
+) -> Answer:
+    """What a client got. release: gives the connection of a body that was read back."""
+
+    def finish(whole: bool) -> None:
+        # The end of a chunked answer must be read before the connection can serve again.
+        if whole and not body.read(1):
+            release()
+        else:
+            body.close()
+
+    try:
+        return Answer(*_range_of(status, headers), etag, body.readinto, finish)
+    except RequestFailed:
+        body.close()
+        raise
 
 
 def _range_of(status: int, headers: Any) -> tuple[int, int, int]:

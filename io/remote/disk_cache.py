@@ -1,9 +1,4 @@
-"""Ranges of objects out of blocks on a local disk; what is not there is fetched, and kept.
-
-Owns which blocks a range needs, which thread of a process fetches which, and the caches of a
-process, which a forked child makes anew. Never asks a server itself (objects.py), and never decides
-which blocks stay (block_files.py).
-"""
+"""Ranges of objects out of blocks on a local disk; what is not there is fetched, and kept."""
 
 from __future__ import annotations
 
@@ -12,11 +7,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from .block_files import BlockFiles, DiskOptions
 
-__all__ = ["DiskCache", "DiskCounts", "ObjectKey", "disk_cache_of"]
+__all__ = ["DiskCache", "ObjectKey", "RequestCounts", "disk_cache_of"]
 
 _REQUEST_BYTES = 16 << 20  # fetched at once
 _WAIT_S = 120.0  # for another thread that fetches the same block
@@ -24,11 +18,18 @@ _WAIT_S = 120.0  # for another thread that fetches the same block
 Fetch = Callable[[int, memoryview], None]
 
 
-class DiskCounts(Protocol):
-    """disk_bytes: that came from the cache. disk_damaged: blocks of it that were damaged."""
+@dataclass
+class RequestCounts:
+    """requests: that were sent. retries: of them, because one before had failed. fetched_bytes:
+    that came from servers. disk_bytes: that came from the cache on disk instead. disk_damaged:
+    blocks that were damaged there.
+    """
 
-    disk_bytes: int
-    disk_damaged: int
+    requests: int = 0
+    retries: int = 0
+    fetched_bytes: int = 0
+    disk_bytes: int = 0
+    disk_damaged: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class DiskCache:
         self._fetched_now: set[tuple[ObjectKey, int]] = set()
 
     def read_into(
-        self, key: ObjectKey, start: int, out: memoryview, counts: DiskCounts, fetch: Fetch
+        self, key: ObjectKey, start: int, out: memoryview, counts: RequestCounts, fetch: Fetch
     ) -> None:
         """Fill `out` with bytes of an object from `start` on. fetch: fills a buffer from a byte on,
         or raises; blocks that follow one another are fetched at once.
@@ -159,7 +160,7 @@ class _Range:
     key: ObjectKey
     start: int
     out: memoryview
-    counts: DiskCounts
+    counts: RequestCounts
 
     def part(self, low: int, high: int) -> tuple[int, memoryview]:
         """What lies in bytes [low, high) of the object: where it begins there, and its place."""

@@ -1,7 +1,7 @@
 """Answers of HTTP within a time and a number of bytes, whatever the server sends.
 
-Owns the look at both before each read from the socket: status, headers, bodies of redirects and
-errors, chunks and the rest count alike. Never sends anything.
+Both are looked at before each read from the socket: status, headers, bodies of redirects and
+errors, chunks and the rest count alike.
 """
 
 from __future__ import annotations

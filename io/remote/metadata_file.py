@@ -1,8 +1,7 @@
 """An object as a file for h5py, which reads the metadata of HDF5 and no samples.
 
-Owns the pages that were fetched, and which pages another object of the same form will need: slabs
-of one dataset are alike, so what the first one asked for page by page is fetched of the others at
-once. Never reads samples (reading/reader.py).
+Slabs of one dataset are alike, so the pages that the first one asked for one by one are fetched of
+the others at once.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from hsgd.errors import DataError
 
-from .objects import ObjectMissing, ObjectReader
+from .object_reader import ObjectMissing, ObjectReader
 
 __all__ = ["MetadataFile", "open_objects"]
 

@@ -1,7 +1,6 @@
 """URLs of objects and folders: which paths are URLs, and how they are put together.
 
-Owns the schemes that hsgd reads, and the refusal of URLs with secrets in them: they stand in error
-messages. Never opens a connection.
+URLs with secrets in them are refused: URLs stand in error messages.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ _FILE_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a URL, of any scheme."""
+    """Return whether a path is a URL, of any scheme."""
     return "://" in os.fspath(path)
 
 
 def url_of(path: str | os.PathLike[str]) -> str:
-    """A URL without a slash at its end. Raises ValueError for one that hsgd does not read."""
+    """Return a URL without a slash at its end. Raises ValueError for one that is not read."""
     text = os.fspath(path)
     scheme, _, rest = text.partition("://")
     shown = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
@@ -44,17 +43,17 @@ def url_of(path: str | os.PathLike[str]) -> str:
 
 
 def names_a_file(url: str) -> bool:
-    """Whether a URL is that of one HDF5 file, by its ending; others are folders of slabs."""
+    """Return whether a URL is that of one HDF5 file, by its ending; others are folders of slabs."""
     return url.lower().endswith(_FILE_ENDINGS)
 
 
 def child_url(folder: str, name: str) -> str:
-    """The URL of a file in a folder."""
+    """Return the URL of a file in a folder."""
     return f"{folder}/{name}"
 
 
 def parent_url(url: str) -> str:
-    """The folder of a file."""
+    """Return the folder of a file."""
     return url.rpartition("/")[0]
 
 

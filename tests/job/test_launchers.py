@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hsgd.io.launched import rank_here
+from hsgd.io.rank_here import rank_here
 
 from hdf5_samples import make_slabs
 from hsgd import LaunchError

@@ -27,13 +27,12 @@ LONG_FILES = {
     "hsgd/csrc/network/tcp_window/rma.cpp",
     "hsgd/optim/gossip/pair_averaging.py",
     "hsgd/optim/notified_tree/notified_tree_optimizer.py",
-    "io/format/dataset_index.py",
-    "io/loader.py",
+    "io/format/open_map.py",
 }
 MOST_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
     "hsgd/torch/optimizer.py:DistributedOptimizer",
-    "io/convert/conversion.py:convert_to_slabs",
+    "io/convert/convert_to_slabs.py:convert_to_slabs",
 }
 MOST_PARAMETERS = 8
 MANY_PARAMETERS = {
@@ -45,8 +44,8 @@ MANY_PARAMETERS = {
     "hsgd/torch/optimizer.py:DistributedOptimizer",
     "hsgd/torch/strategies/notified_tree_strategy.py:notified_tree",
     "hsgd/onesided/notified_window.py:__init__",
-    "io/convert/conversion.py:convert_to_slabs",
-    "io/convert/writer.py:__init__",
+    "io/convert/convert_to_slabs.py:convert_to_slabs",
+    "io/convert/slab_folder_writer.py:__init__",
     "io/loader.py:__init__",
 }
 SAME_STEMS = {"cli"}  # hsgd, and hsgd data

@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import convert_to_slabs, open_map
-from hsgd.io.convert import writer as writing
-from hsgd.io.convert.verify import find_damage
+from hsgd.io.convert import slab_folder_writer as writing
+from hsgd.io.convert.find_damage import find_damage
 
 from hdf5_samples import arrays_of, collect, make_slabs, rewrite_attribute, write_hdf5
 from hsgd.errors import DataError

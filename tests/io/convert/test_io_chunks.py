@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import RowReader, convert_to_slabs, open_map
-from hsgd.io.convert import writer
-from hsgd.io.convert.verify import find_damage
+from hsgd.io.convert import slab_folder_writer as writer
+from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.format.chunks import COMPRESSIONS, chunks_of
 
 from hdf5_samples import arrays_of, collect, write_hdf5
@@ -377,4 +377,4 @@ def test_a_compression_that_is_not_there_is_named(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
     monkeypatch.setitem(sys.modules, "numcodecs", None)
     path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(9)}, **hdf5plugin.Zstd())
-    assert "need numcodecs" in open_map(path).refusals()["x"]
+    assert "needs numcodecs" in open_map(path).refusals()["x"]

@@ -249,7 +249,7 @@ import os, sys, signal, random
 from mpi4py import MPI
 from hsgd.tools import cli
 from hsgd.io.reading import row_copies
-from hsgd.io.convert import shuffle_passes, writer
+from hsgd.io.convert import shuffle_passes, slab_folder_writer as writer
 
 shuffle_passes.BLOCK_BYTES, shuffle_passes._CHECKPOINT_BYTES, writer.CHECKSUM_BYTES = 64, 200, 200
 draw = random.Random(f"{sys.argv[1]}-{MPI.COMM_WORLD.rank}")

@@ -13,8 +13,9 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import convert_to_slabs, open_map
-from hsgd.io.convert import conversion, shuffle_passes
-from hsgd.io.convert.writer import ALIGNMENT_BYTES, SlabFolderWriter, _writing
+from hsgd.io.convert import convert_to_slabs as conversion
+from hsgd.io.convert import shuffle_passes
+from hsgd.io.convert.slab_folder_writer import ALIGNMENT_BYTES, SlabFolderWriter, _writing
 from hsgd.io.format.ragged import ragged_of
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
@@ -273,7 +274,7 @@ def test_a_killed_conversion_leaves_no_target(tmp_path):
     script = (
         "import os, signal, sys\n"
         "from hsgd.io import convert_to_slabs\n"
-        "from hsgd.io.convert.writer import SlabFolderWriter\n"
+        "from hsgd.io.convert.slab_folder_writer import SlabFolderWriter\n"
         "SlabFolderWriter.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "convert_to_slabs(sys.argv[1], sys.argv[2])\n"
     )

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import convert_to_slabs, open_map
-from hsgd.io.convert import conversion
-from hsgd.io.convert.verify import find_damage
+from hsgd.io.convert import convert_to_slabs as conversion
+from hsgd.io.convert.find_damage import find_damage
 
 from hdf5_samples import arrays_of, collect, tokens_of, write_hdf5
 from hsgd.errors import DataError

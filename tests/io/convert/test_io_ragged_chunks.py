@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 from hsgd.io import convert_to_slabs, open_map
-from hsgd.io.convert import writer
-from hsgd.io.convert.verify import find_damage
+from hsgd.io.convert import slab_folder_writer as writer
+from hsgd.io.convert.find_damage import find_damage
 
 from hdf5_samples import make_ragged_slabs, tokens_of
 from hsgd.errors import DataError

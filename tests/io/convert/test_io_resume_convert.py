@@ -10,8 +10,9 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import convert_to_slabs, open_map
-from hsgd.io.convert import atomic_folder, shuffle_passes
+from hsgd.io.convert import shuffle_passes, staged_folder
 from hsgd.io.convert.array_sources import ArraySource
+from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.convert.record_sources import (
     CsvSource,
     ImageFolderSource,
@@ -19,7 +20,6 @@ from hsgd.io.convert.record_sources import (
     TarSource,
 )
 from hsgd.io.convert.sources import Hdf5Source, NumpySource, open_source
-from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import arrays_of, write_hdf5
 from hsgd.errors import DataError
@@ -29,7 +29,8 @@ from hsgd.errors import DataError
 KILL = """\
 import os, random, signal, sys
 import h5py
-from hsgd.io.convert import conversion, shuffle_passes, sources, writer
+from hsgd.io.convert import convert_to_slabs as conversion, shuffle_passes, sources
+from hsgd.io.convert import slab_folder_writer as writer
 from hsgd.io import convert_to_slabs
 from hsgd.io.reading import row_copies
 
@@ -119,7 +120,7 @@ def test_a_conversion_killed_at_random_steps_gives_the_files_of_one_that_was_not
     assert lives > 3
     assert streamed < 4 * 101  # the last one did not begin anew
     monkeypatch.setattr(shuffle_passes, "BLOCK_BYTES", 64)
-    monkeypatch.setattr("hsgd.io.convert.writer.CHECKSUM_BYTES", 100)
+    monkeypatch.setattr("hsgd.io.convert.slab_folder_writer.CHECKSUM_BYTES", 100)
     options = {"permute": permute, "compress": compress}
     convert_to_slabs(tmp_path / "a.npz", tmp_path / "whole", num_slabs=7, seed=3, **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
@@ -191,9 +192,9 @@ def test_an_error_after_a_checkpoint_keeps_what_is_done_and_says_so(tmp_path, mo
 
 def test_two_conversions_to_one_target_do_not_mix(tmp_path):
     with (
-        atomic_folder.staged_folder(tmp_path / "out", {}),
+        staged_folder.staged_folder(tmp_path / "out", {}),
         pytest.raises(DataError, match=r"another process is converting to .*out; wait for it"),
-        atomic_folder.staged_folder(tmp_path / "out", {}),
+        staged_folder.staged_folder(tmp_path / "out", {}),
     ):
         pytest.fail("not reached")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]

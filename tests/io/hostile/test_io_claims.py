@@ -11,8 +11,8 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import open_map
+from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.convert.sources import Hdf5Source
-from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import collect, make_slabs
 from hsgd.errors import DataError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from hsgd.io.convert import writer as writing
+from hsgd.io.convert import slab_folder_writer as writing
 
 import mutated_files
 from hdf5_samples import arrays_of, make_ragged_slabs, make_slabs

@@ -9,7 +9,7 @@ import types
 
 import pytest
 from hsgd.io import PartitionedDataset, PartitionedLoader
-from hsgd.io.launched import RankHere, rank_here
+from hsgd.io.rank_here import RankHere, rank_here
 
 from hdf5_samples import collect, make_slabs
 from hsgd import world

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from hsgd.io.order.partition import Cut, part_of, remaining, share_of, with_cut
+from hsgd.io.order.epoch_order import Cut, part_of, remaining, share_of, with_cut
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +66,7 @@ def test_every_sample_comes_once_over_jobs_of_any_number_of_ranks(folder, jobs, 
         for loader in loaders(folder, world_size, batch_size, state, pad=pad):
             assert loader.steps_left <= 101
             iteration, part = consume(loader, steps)
-            share, _ = loader._resumed_share(loader._rank)
+            share, _ = loader._state.left(loader._here.rank)
             seen += part[: share.count - share.padding]
             states.append(loader.state_dict())
             iteration.close()
@@ -83,7 +83,7 @@ def test_on_as_many_ranks_the_remaining_order_is_that_of_the_job_that_ended(fold
         iteration, begun = consume(left, 3)
         state = left.state_dict()
         iteration.close()
-        again = loaders(folder, 3, 4, state, pad=False)[left._rank]
+        again = loaders(folder, 3, 4, state, pad=False)[left._here.rank]
         assert (len(again), again.steps_left) == (len(whole), len(whole) - 3)
         assert begun + numbers(list(again)) == expected
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset, ReadOptions, convert_to_slabs, open_map
-from hsgd.io.cache.node_ranks import seats_of
-from hsgd.io.convert import writer as writing
+from hsgd.io.cache.seats import seats_of
+from hsgd.io.convert import slab_folder_writer as writing
 
 from hdf5_samples import arrays_of, collect, make_ragged_slabs, make_slabs, tokens_of
 from loaders import loader_of

@@ -99,10 +99,10 @@ def test_slots_for_the_longest_samples_are_page_locked_only_when_asked_for(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     ragged = make_ragged_slabs(tmp_path / "ragged", 20, 2)
-    assert PartitionedLoader(folder, 8, 0, 1, device="cuda")._pins_rows
+    assert PartitionedLoader(folder, 8, 0, 1, device="cuda")._memory.pins_rows
     loader = PartitionedLoader(ragged, 8, 0, 1, device="cuda")
-    assert not loader._pins_rows and loader._pins_decoded
-    assert PartitionedLoader(ragged, 8, 0, 1, device="cuda", fields=["number"])._pins_rows
+    assert not loader._memory.pins_rows and loader._memory.pins_decoded
+    assert PartitionedLoader(ragged, 8, 0, 1, device="cuda", fields=["number"])._memory.pins_rows
 
 
 def test_progress_counts_what_the_loop_has_had(folder: Path) -> None:

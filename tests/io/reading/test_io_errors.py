@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from hsgd.io import open_map
-from hsgd.io.convert import writer as writing
+from hsgd.io.convert import slab_folder_writer as writing
 
 from hdf5_samples import arrays_of, collect, make_slabs
 from hsgd.errors import DataError

@@ -22,7 +22,7 @@ from hsgd.io import (
 )
 from hsgd.io.batches import decode_stage
 from hsgd.io.batches.image_decoder import UnreadableImage
-from hsgd.io.convert.verify import find_damage
+from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.reading.row_copies import crop_image
 from PIL import Image
 
@@ -233,7 +233,7 @@ def test_the_memory_of_decoded_batches_goes_when_the_iteration_ends(original):
     iteration = iter(make(original, 7))
     kept = next(iteration)["image"]
     found = kept.copy()
-    arenas = [weakref.ref(arena) for arena in iteration._decode._ring._arenas]
+    arenas = [weakref.ref(arena) for arena in iteration.source._ring._arenas]
     iteration.close()
     assert any(arena() is not None for arena in arenas)
     np.testing.assert_array_equal(kept, found)
@@ -334,7 +334,7 @@ def test_an_error_of_decoding_is_that_of_its_batch_and_ends_the_iteration(origin
     def fail(*_):
         raise MemoryError("no more")
 
-    monkeypatch.setattr(decode_stage.DecodeStage, "finish", fail)
+    monkeypatch.setattr(decode_stage.DecodeStage, "_finish", fail)
     with pytest.raises(MemoryError, match="no more"):
         for _ in batches:
             pass
@@ -392,3 +392,10 @@ def test_fifty_epochs_need_no_more_memory_than_ten(tmp_path):
         if epoch in (9, 49):
             resident.append(psutil.Process().memory_info().rss)
     assert resident[1] - resident[0] < 5 << 20
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_batches_decoded_ahead_are_all_transformed(original, threads):
+    loader = make(original, 4, transform=lambda batch: batch, transform_threads=threads)
+    for _ in range(3):
+        assert sum(len(batch["image"]) for batch in loader) == COUNT

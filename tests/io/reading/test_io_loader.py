@@ -15,10 +15,9 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import RowReader
-from hsgd.io import loader as loader_module
+from hsgd.io import RowReader, memory_plan
 from hsgd.io.batches import iteration as iterating
-from hsgd.io.batches.reader_pool import Filler
+from hsgd.io.batches.filler import Filler
 from hsgd.io.reading import row_copies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -158,7 +157,7 @@ def test_the_first_batch_is_read_alone_where_single_rows_can_be(folder, shuffle)
     def pieces(**options):
         loader = loader_of(folder, 4, shuffle=shuffle, window_bytes=2000, **options)
         iteration = iter(loader)
-        found = list(iteration._filler._plan.pieces())
+        found = list(iteration.source.plan.pieces())
         iteration.close()
         return [(piece.stream_rows, piece.buffer_rows) for piece in found]
 
@@ -316,9 +315,9 @@ def test_all_threads_help_only_while_tasks_wait_for_a_disk(folder, monkeypatch, 
 
 
 def test_batches_of_more_rows_than_can_be_numbered_are_refused(folder, monkeypatch):
-    monkeypatch.setattr(loader_module, "MOST_ROWS", 102)
+    monkeypatch.setattr(memory_plan, "MOST_ROWS", 102)
     loader_of(folder, 1 << 40)
-    monkeypatch.setattr(loader_module, "MOST_ROWS", 101)
+    monkeypatch.setattr(memory_plan, "MOST_ROWS", 101)
     with pytest.raises(ValueError, match="batches of 101 samples; use a batch_size below 101"):
         loader_of(folder, 1 << 40)
 

@@ -141,6 +141,8 @@ def test_sealed_slabs_are_read_without_locks_of_their_own(tmp_path, monkeypatch)
     """Thousands of files of thousands of ranks: nobody writes them."""
     folder = make_slabs(tmp_path / "out", 40, 4)
     asked = []
-    monkeypatch.setattr("hsgd.io.reading.files.lock_shared", lambda *words: asked.append(words))
+    monkeypatch.setattr(
+        "hsgd.io.reading.slab_files.lock_shared", lambda *words: asked.append(words)
+    )
     assert len(collect(loader_of(folder, 4, as_numpy=True))["number"]) == 40
     assert asked == []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hsgd.io.convert import writer as writing
+from hsgd.io.convert import slab_folder_writer as writing
 
 import cache_programs
 from cache_programs import CASES, COUNT, EPOCHS

@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset, RowReader, convert_to_slabs, open_map
-from hsgd.io.batches import segments
-from hsgd.io.batches.reader_pool import Filler
-from hsgd.io.convert import writer
+from hsgd.io.batches import segment_finder
+from hsgd.io.batches.filler import Filler
+from hsgd.io.convert import slab_folder_writer as writer
 from hsgd.io.reading import row_copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -284,7 +284,7 @@ def test_documents_are_found_by_search(original, few, first, count):
     stream, offsets = read_whole(original)
     stop = min(first + count, len(stream))
     with pytest.MonkeyPatch.context() as patch, RowReader(open_map(original, ["tokens"])) as reader:
-        patch.setattr(segments, "_FEW", few)
-        found = segments.documents_between(reader, "tokens", first, stop)
+        patch.setattr(segment_finder, "_FEW", few)
+        found = segment_finder.documents_between(reader, "tokens", first, stop)
     inside = offsets[:-1][(offsets[:-1] >= first) & (offsets[:-1] < stop)]
     assert found.tolist() == [n for n in np.unique(inside).tolist() if n < len(stream)]

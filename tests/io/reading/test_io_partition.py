@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hsgd.io.order.partition import EpochOrder, part_in_turn, permutation, share_of
+from hsgd.io.order.epoch_order import EpochOrder, part_in_turn, permutation, share_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, Ragged, ReadOptions, images
-from hsgd.io import loader as loader_module
-from hsgd.io.batches import buffer_pool, pinned_memory
+from hsgd.io import PartitionedLoader, Ragged, ReadOptions, argument_checks, images
+from hsgd.io.batches import buffer_ring, pinned_memory
 
 import torch
 from hdf5_samples import arrays_of, make_photo_slabs, make_ragged_slabs, make_slabs
@@ -49,8 +48,8 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
         had.append(Block(memory, tensor.untyped_storage()._cdata))
         return tensor
 
-    monkeypatch.setattr(buffer_pool, "new_block", new_block)
-    monkeypatch.setattr(loader_module, "_check_pinning", lambda: None)
+    monkeypatch.setattr(buffer_ring, "new_block", new_block)
+    monkeypatch.setattr(argument_checks, "check_pinning", lambda: None)
     return had
 
 
@@ -129,7 +128,7 @@ def test_memory_is_limited_by_the_batches_that_the_program_keeps(
     read = replace(pinned(1 << 22), timeout_s=1)  # what the threads need is in it
     with PartitionedLoader(folder, 8, 0, 1, read=read) as loader:
         assert sum(len(batch["number"]) for batch in loader) == COUNT
-        ring = loader._rings[0]
+        ring = loader._iterations._kept[0]
         assert len(blocks) <= 14 + ring.base_slots  # a new one for each batch, none for nobody
         ring._limit = ring.nbytes  # no more than there are
         assert ring.slot_bytes.bit_count() == 1  # what torch's allocator takes
@@ -157,7 +156,7 @@ def test_memory_that_cannot_be_pinned_is_an_error_of_the_loop(
     tmp_path: Path, blocks: Blocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_slabs(tmp_path / "data", COUNT, 3)
-    working, calls = buffer_pool.new_block, []
+    working, calls = buffer_ring.new_block, []
 
     def refused(nbytes: int) -> Tensor:
         calls.append(nbytes)
@@ -165,7 +164,7 @@ def test_memory_that_cannot_be_pinned_is_an_error_of_the_loop(
             raise RuntimeError(f"pinning {nbytes} bytes failed: out of memory")
         return working(nbytes)
 
-    monkeypatch.setattr(buffer_pool, "new_block", refused)
+    monkeypatch.setattr(buffer_ring, "new_block", refused)
     words = r"pinning \d+ bytes failed: out of memory"
     with PartitionedLoader(folder, 8, 0, 1, read=pinned()) as loader:
         refusals = {1, 2}  # in the loop's thread, and then in a reading one

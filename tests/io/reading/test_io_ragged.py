@@ -14,8 +14,9 @@ from hsgd.io import (
     convert_to_slabs,
     open_map,
 )
-from hsgd.io.convert import shuffle_passes, writer
-from hsgd.io.convert.verify import find_damage
+from hsgd.io.convert import shuffle_passes
+from hsgd.io.convert import slab_folder_writer as writer
+from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.format.ragged import join, offsets_of, ragged_of
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -11,8 +11,8 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import RowReader, open_map
-from hsgd.io.reading import files as filing
-from hsgd.io.reading import reader as reading
+from hsgd.io.reading import row_reader as reading
+from hsgd.io.reading import slab_files as filing
 
 from hdf5_samples import arrays_of, make_slabs, rewrite_attribute, write_hdf5
 from hsgd.errors import DataError

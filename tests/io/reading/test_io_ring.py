@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset
-from hsgd.io.batches.buffer_pool import BufferRing, RingClosed
+from hsgd.io.batches.buffer_ring import BufferRing, RingClosed
 from hsgd.io.format.slab_folder import FieldSpec
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
@@ -117,12 +117,12 @@ def test_memory_stays_when_an_epoch_follows_another(folder):
         numbers(loader)
         del epoch
     gc.collect()
-    (ring,) = loader._rings
+    (ring,) = loader._iterations._kept
     assert loader.metrics()["buffer_bytes"] == ring.base_slots * ring.slot_bytes
 
 
 def test_the_memory_limit_holds_and_a_loop_that_keeps_too_much_is_told(folder, monkeypatch):
-    monkeypatch.setattr("hsgd.io.batches.iteration.RELEASE_S", 0.05)
+    monkeypatch.setattr("hsgd.io.batches.filler.RELEASE_S", 0.05)
     limit = 2 * (1 << 20) + 30 * 4096
     loader = loader_of(folder, 1, threads=2, memory_limit=limit, **TINY)
     assert sorted(int(batch["number"]) for batch in loader) == list(range(101))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset, ReadOptions, convert_to_slabs, open_map
 from hsgd.io import loader as loading
-from hsgd.io.remote.objects import ObjectReader, RemoteAccess
+from hsgd.io.remote.object_reader import ObjectReader, RemoteAccess
 from torch.utils.data import DataLoader
 
 from hdf5_samples import collect, make_ragged_slabs, make_slabs

@@ -7,8 +7,8 @@ import itertools
 import resource
 
 import pytest
-from hsgd.io.remote import objects
-from hsgd.io.remote.objects import ObjectReader, RemoteAccess
+from hsgd.io.remote import object_reader
+from hsgd.io.remote.object_reader import ObjectReader, RemoteAccess
 
 from hdf5_samples import make_slabs
 from hostile_server import HostileServer, dripping
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def impatient(monkeypatch):
     """What an answer may take at least is short."""
-    monkeypatch.setattr(objects, "_LEAST_ANSWER_S", 0.2)
+    monkeypatch.setattr(object_reader, "_LEAST_ANSWER_S", 0.2)
 
 
 @pytest.fixture(params=["http", "s3"])

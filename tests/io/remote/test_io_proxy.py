@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from hsgd.io import open_map
 from hsgd.io.remote import clients
-from hsgd.io.remote.objects import RemoteAccess
+from hsgd.io.remote.object_reader import RemoteAccess
 
 from hdf5_samples import make_slabs
 from hsgd.errors import DataError

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset, class_names, open_map
-from hsgd.io.convert.verify import find_damage
+from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.remote.clients import client_for
 from hsgd.io.remote.limited_answers import Limits
 from torch.utils.data import DataLoader

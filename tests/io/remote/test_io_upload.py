@@ -17,7 +17,7 @@ import botocore.session
 import numpy as np
 import pytest
 from hsgd.io import convert_to_slabs, open_map, upload_slabs
-from hsgd.io.remote import uploads
+from hsgd.io.remote import object_writer
 from hsgd.io.remote.clients import s3_client
 
 from hdf5_samples import collect, make_slabs
@@ -153,7 +153,7 @@ def test_an_upload_that_is_killed_goes_on(server, folder):
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A folder of two slabs of 11 MB, of which parts are 5 MiB."""
-    monkeypatch.setattr(uploads, "_PART_BYTES", 5 << 20)
+    monkeypatch.setattr(object_writer, "_PART_BYTES", 5 << 20)
     values = np.random.default_rng(0).integers(0, 255, (22, 1 << 20), np.uint8)
     return convert_to_slabs({"x": values}, tmp_path / "large", num_slabs=2)[0]
 
@@ -282,7 +282,7 @@ def test_two_datasets_sent_to_one_place_at_once_are_an_error(
 ):
     """All of the second is sent before one file of the first, which goes on then."""
     other = make_slabs(tmp_path / "other", 100, SLABS, seed=1)
-    send, begun = uploads.ObjectWriter.send, []
+    send, begun = object_writer.ObjectWriter.send, []
 
     def interrupted(writer, url, path, md5, advance):
         if before in path and not begun:
@@ -290,7 +290,7 @@ def test_two_datasets_sent_to_one_place_at_once_are_an_error(
             upload_slabs(other, URL, overwrite=True)
         return send(writer, url, path, md5, advance)
 
-    monkeypatch.setattr(uploads.ObjectWriter, "send", interrupted)
+    monkeypatch.setattr(object_writer.ObjectWriter, "send", interrupted)
     with pytest.raises(DataError, match=r"slab-00000\.h5: . of . objects, .* replaced or removed"):
         upload_slabs(folder, URL, overwrite=True, threads=1)
     upload_slabs(folder, URL, overwrite=True)
@@ -299,7 +299,7 @@ def test_two_datasets_sent_to_one_place_at_once_are_an_error(
 
 def test_a_smaller_dataset_sent_meanwhile_is_an_error(server, folder, tmp_path, monkeypatch):
     smaller = make_slabs(tmp_path / "smaller", 50, SLABS - 2, seed=1)
-    remove, begun = uploads.ObjectWriter.remove, []
+    remove, begun = object_writer.ObjectWriter.remove, []
 
     def interrupted(writer, url):
         if "slab-0000" in url and not begun:
@@ -308,7 +308,7 @@ def test_a_smaller_dataset_sent_meanwhile_is_an_error(server, folder, tmp_path, 
         remove(writer, url)
 
     upload_slabs(folder, URL)
-    monkeypatch.setattr(uploads.ObjectWriter, "remove", interrupted)
+    monkeypatch.setattr(object_writer.ObjectWriter, "remove", interrupted)
     with pytest.raises(DataError, match=r"slab-00000\.h5: 3 of 3 objects, .* replaced or removed"):
         upload_slabs(smaller, URL, overwrite=True)
 
@@ -316,42 +316,42 @@ def test_a_smaller_dataset_sent_meanwhile_is_an_error(server, folder, tmp_path, 
 @pytest.mark.parametrize("status", [403, 404])
 def test_what_is_removed_meanwhile_is_an_error(server, folder, monkeypatch, status):
     """Who may not list is told 403, of what is not there."""
-    look = uploads.ObjectWriter.find
+    look = object_writer.ObjectWriter.find
 
     def find(writer, url, *, unseen_is_absent=True):
         if "00002" not in url:
             return look(writer, url, unseen_is_absent=unseen_is_absent)
         if status == 403 and not unseen_is_absent:
-            raise uploads.UnseenObject(url)
+            raise object_writer.UnseenObject(url)
         return None
 
-    monkeypatch.setattr(uploads.ObjectWriter, "find", find)
+    monkeypatch.setattr(object_writer.ObjectWriter, "find", find)
     with pytest.raises(DataError, match=r"slab-00002\.h5: 1 of 4 objects, .* replaced or removed"):
         upload_slabs(folder, URL)
     assert "some/data/index.h5" not in stored()
 
 
 def test_a_store_that_tells_no_md5_is_believed_by_its_etag(server, folder, monkeypatch):
-    find = uploads.ObjectWriter.find
+    find = object_writer.ObjectWriter.find
 
     def encrypted(self, url, **how):
         found = find(self, url, **how)
         return found and replace(found, md5="of other bytes")
 
-    monkeypatch.setattr(uploads.ObjectWriter, "find", encrypted)
+    monkeypatch.setattr(object_writer.ObjectWriter, "find", encrypted)
     upload_slabs(folder, URL)
     assert stored() == expected(folder)
 
 
 def test_a_file_that_changes_meanwhile_is_never_whole(server, folder, monkeypatch):
-    send = uploads.ObjectWriter.send
+    send = object_writer.ObjectWriter.send
 
     def change(writer, url, path, md5, advance):
         if "00001" in path:
             Path(path).write_bytes(b"another")
         return send(writer, url, path, md5, advance)
 
-    monkeypatch.setattr(uploads.ObjectWriter, "send", change)
+    monkeypatch.setattr(object_writer.ObjectWriter, "send", change)
     with pytest.raises(DataError, match=r"slab-00001.h5: changed while it was sent"):
         upload_slabs(folder, URL)
     assert "some/data/index.h5" not in stored()

@@ -1,8 +1,8 @@
 """A folder that is being written: hidden beside its target until it is whole, then renamed.
 
-Owns .NAME.part beside the target NAME: data/ (what will be the target), conversion.json (what is
+.NAME.part beside the target NAME holds data/ (what will be the target), conversion.json (what is
 being made) and one journal for each rank and part, with which a conversion that was killed goes on
-where it was. Never looks into slabs (writer.py).
+where it was.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Journal:
         self._path = path
 
     def load(self) -> Position | None:
-        """What was saved last; None when nothing was."""
+        """Return what was saved last; None when nothing was."""
         try:
             values = json.loads(self._path.read_text())
             return Position(**{**values, "digests": tuple(values["digests"])})
@@ -82,7 +82,7 @@ class Staged:
     dataset_uuid: str
 
     def journal(self, part: str, rank: int) -> Journal:
-        """The journal of a rank for one part of the folder."""
+        """Return the journal of a rank for one part of the folder."""
         return Journal(self.folder.parent / _JOURNALS.replace("*", f"{part or 'all'}-{rank}"))
 
 

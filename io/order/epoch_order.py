@@ -1,8 +1,6 @@
 """Which rank reads which samples, and in which order: arithmetic on counts.
 
-Owns the split of a global stream of samples over ranks (`share_of`) and the order of that stream in
-one epoch (`EpochOrder`). Never opens a file and never talks to another rank: metadata that every
-rank has is all it needs, so all ranks agree without a message.
+Metadata that every rank has is all it needs, so all ranks agree without a message.
 
 The stream of an epoch is one permutation of all samples that depends on the dataset, the seed and
 the epoch alone, not on the number of ranks; rank r takes a fixed contiguous part of it. Shuffling
@@ -71,7 +69,7 @@ class Share:
     batch_size: int
 
     def batch_count(self, step: int) -> int:
-        """Samples in batch `step`: less in the last one, 0 where an exact share has run out."""
+        """Count the samples of a batch: less in the last, 0 where an exact share has run out."""
         return max(0, min(self.batch_size, self.count - step * self.batch_size))
 
 
@@ -85,7 +83,7 @@ def share_of(
     pad: bool = True,
     resumed: bool = False,
 ) -> Share:
-    """The share of `rank`; all ranks get the same number of steps.
+    """Return the share of `rank`; all ranks get the same number of steps.
 
     drop_last=True: only full batches; up to world_size * batch_size - 1 samples at the end of the
     stream are left out (others in each epoch when shuffled). drop_last=False: every sample of the
@@ -129,7 +127,7 @@ def share_of(
 
 
 def part_in_turn(seat: int, epoch: int, world_size: int, local_size: int) -> int:
-    """Which part of the stream the rank at `seat` reads when parts go round.
+    """Return which part of the stream the rank at `seat` reads when parts go round.
 
     seat: ranks counted node by node, local_size to a node. Parts go round inside the node for
     local_size epochs, and then on to the next node. Where local_size does not divide world_size
@@ -143,7 +141,7 @@ def part_in_turn(seat: int, epoch: int, world_size: int, local_size: int) -> int
 
 
 def permutation(count: int, *key: int) -> IntArray:
-    """A random permutation of range(count), a function of `key` alone.
+    """Return a random permutation of range(count), a function of `key` alone.
 
     Random 64-bit keys carry their index in the low bits and are sorted: all keys differ, so the
     result does not depend on the sorting algorithm, and NumPy guarantees the raw stream of PCG64
@@ -176,14 +174,14 @@ class Cut:
 
 
 def with_cut(cuts: Sequence[Cut], new: Cut) -> tuple[Cut, ...]:
-    """The cuts followed by another; one like the last only adds its steps to it."""
+    """Return the cuts followed by another; one like the last only adds its steps to it."""
     if cuts and replace(cuts[-1], steps=new.steps) == new:
         return (*cuts[:-1], replace(new, steps=cuts[-1].steps + new.steps))
     return (*cuts, new)
 
 
 def remaining(num_samples: int, cuts: Sequence[Cut]) -> list[Range]:
-    """What is left of a stream after the cuts: ranges of positions, (start, count), in order.
+    """Return what is left after the cuts: ranges of positions, (start, count), in order.
 
     Each rank of a cut leaves the rest of its part, without the sample that it would have repeated.
     What drop_last kept from full batches comes last, so that the job which ends the epoch leaves
@@ -291,7 +289,7 @@ class EpochOrder:
         return int(np.diff(self._window_ends, prepend=0).max(initial=1))
 
     def pieces(self, start: int, count: int) -> Iterator[StreamPiece]:
-        """The stream from position `start` on, for `count` samples, wrapping around at its end."""
+        """Yield `count` samples of the stream from position `start` on, wrapping at its end."""
         if count and not 0 <= start < self.num_samples:
             raise ValueError(f"start {start} is outside of a stream of {self.num_samples} samples")
         while count > 0:
@@ -317,7 +315,7 @@ class EpochOrder:
         return np.unique(found) if count else every[:0]
 
     def indices(self, start: int, count: int) -> IntArray:
-        """Dataset rows at `count` stream positions from `start` on (wrapping around)."""
+        """Return dataset rows at `count` stream positions from `start` on (wrapping around)."""
         rows = [np.empty(0, np.int64)]
         for piece in self.pieces(start, count):
             wanted = piece.places >= 0

@@ -1,7 +1,6 @@
 """Soft and external links of HDF5 files, looked at before HDF5 follows them.
 
-Owns where HDF5 looks for a file that another names, and what keeps a link from being followed: HDF5
-opens whatever a link names, and a pipe would let it wait for ever. Never reads samples.
+HDF5 opens whatever a link names, and a pipe would let it wait for ever.
 """
 
 from __future__ import annotations

@@ -1,47 +1,41 @@
-"""Several sources as one: the files of a folder, one after the other.
-
-Owns the check that they belong together. Each part reads for itself, one at a time (sources.py).
-"""
+"""Several sources as one: the files of a folder, one after the other."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, common_attributes
-from ..format.packed_values import Packing, packing_text
+from ..format.packing_of import Packing, packing_text
 from ..format.ragged import Block
 from ..format.slab_folder import FieldSpec
+from .source import Source
 
 __all__ = ["HDF5_SUFFIXES", "JoinedSource"]
 
 HDF5_SUFFIXES = frozenset({".h5", ".hdf5", ".hdf", ".he5"})
 
 
-class JoinedSource:
-    """The samples of all parts, in their order. parts: by path, sources with equal fields that have
-    attributes() and left_out.
-    """
+class JoinedSource(Source):
+    """The samples of all parts, in their order. parts: by path, sources with equal fields."""
 
-    def __init__(self, parts: Sequence[tuple[Path, Any]]) -> None:
+    def __init__(self, parts: Sequence[tuple[Path, Source]]) -> None:
         first_path, first = parts[0]
         self._parts = [source for _, source in parts]
-        self.specs: tuple[FieldSpec, ...] = first.specs
-        self.text_fields: frozenset[str] = getattr(first, "text_fields", frozenset())
+        self.specs, self.text_fields = first.specs, first.text_fields
         self.num_samples = sum(source.num_samples for source in self._parts)
         self.left_out: dict[str, str] = {}
         self.unwritten: dict[str, str] = {}
-        self.packing: Packing = getattr(first, "packing", {})
-        self.notes = [note for source in self._parts for note in getattr(source, "notes", ())]
+        self.packing = first.packing
+        self.notes = [note for source in self._parts for note in source.notes]
         for path, source in parts:
             self.left_out |= {f"{path.name}:{name}": why for name, why in source.left_out.items()}
-            unwritten = getattr(source, "unwritten", {})  # Parquet has all its rows
-            self.unwritten |= {f"{path.name}:{name}": what for name, what in unwritten.items()}
-            _check_packing((first_path, self.packing), (path, getattr(source, "packing", {})))
+            of_part = source.unwritten.items()
+            self.unwritten |= {f"{path.name}:{name}": what for name, what in of_part}
+            _check_packing((first_path, self.packing), (path, source.packing))
             if source.specs != self.specs:
                 raise DataError(
                     f"{path}: its fields are {_described(source.specs)}, those of "
@@ -50,21 +44,18 @@ class JoinedSource:
                 )
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """The rows of each part from `start` on; blocks end where parts do."""
         for source in self._parts:
             if start < source.num_samples:
                 yield from source.stream(spec, rows, start)
             start = max(0, start - source.num_samples)
 
     def identity(self) -> str:
-        """Of all parts."""
         digest = hashlib.sha256()
         for source in self._parts:
             digest.update(source.identity().encode())
         return digest.hexdigest()
 
     def attributes(self) -> Attributes:
-        """Those that all parts have alike."""
         return common_attributes([source.attributes() for source in self._parts])
 
 

@@ -1,8 +1,4 @@
-"""The open files of a dataset: descriptors for preadv, shared by threads, few at a time.
-
-Owns the descriptors, the check that a file is still the one that was examined, and whether reads go
-past the page cache. Never reads.
-"""
+"""The open files of a dataset: descriptors for preadv, shared by threads, few at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from dataclasses import dataclass
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import DataMap, SlabMap
+from ..format.data_map import DataMap, SlabMap
 from ..format.file_lock import lock_shared
 from ..format.opening import Identity, identity_of
 

@@ -1,21 +1,16 @@
-"""Where every sample lies in HDF5 files: examined once, without reading a sample.
+"""From files, or URLs, to a DataMap: examined once, without reading a sample.
 
-Owns `DataMap`, the metadata of a slab folder or of an ordinary HDF5 file (immutable, picklable, no
-open handle), and the checklist that decides whether HDF5 may be bypassed. Never reads samples
-(reader.py) and never writes.
+Also the checklist that decides whether HDF5 may be bypassed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +19,11 @@ import numpy as np
 from hsgd.errors import DataError
 
 from ..remote.metadata_file import MetadataFile
-from ..remote.objects import ObjectMissing, ObjectReader, RemoteAccess
+from ..remote.object_reader import ObjectMissing, ObjectReader, RemoteAccess
 from ..remote.urls import is_url, names_a_file, parent_url, url_of
 from .chunk_bounds import check_stored_chunks
-from .chunks import Chunks, chunks_of, load_filters
+from .chunks import chunks_of, load_filters
+from .data_map import DataMap, Extent, Offsets, SlabMap
 from .fields import choose_fields, inner_name, linked_file, stored_name
 from .index_checksum import check_index
 from .opening import (
@@ -41,7 +37,7 @@ from .opening import (
     first_line,
     identity_of,
 )
-from .packed_values import Packing, packing_of
+from .packing_of import packing_of
 from .sample_groups import refuse_sample_groups
 from .slab_folder import (
     CHECKSUMS,
@@ -62,13 +58,7 @@ from .stored_rows import StoredRows
 if TYPE_CHECKING:
     import h5py
 
-    from .element_windows import Windows
-
 __all__ = [
-    "DataMap",
-    "Extent",
-    "Offsets",
-    "SlabMap",
     "check_unique",
     "open_map",
     "open_undamaged",
@@ -79,181 +69,6 @@ _CHUNKED = "chunked layout"
 _MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
 _MOST_MISSING = 1024  # slabs, and as many as are there: that many are looked for one by one
 _KINDS = "biufc"  # bool, integers, floats, complex: what becomes a tensor
-
-
-@dataclass(frozen=True)
-class Offsets:
-    """Where the offsets of a ragged field lie in one file, and what they point at.
-
-    offset: of the first, in bytes. checksums: as in Extent. first: the value of the first.
-    elements: of all samples in the file; of the longest sample; of the largest checksum block.
-    """
-
-    offset: int
-    checksums: bytes
-    first: int
-    elements: int
-    longest: int
-    largest_block: int
-
-
-@dataclass(frozen=True)
-class Extent:
-    """Where the rows of one field, or the elements of a ragged one, lie in one file.
-
-    offset: of row 0, in bytes, -1 where HDF5 is not bypassed; refusal says why not, "" where it is.
-    stored_dtype: with the byte order of the file. chunk_rows, chunk_bytes: of one HDF5 chunk.
-    checksums: unsigned 32-bit CRC-32C of each block of checksum_rows samples, empty without.
-    offsets: of a ragged field. chunks: of a field that is read by chunks, around HDF5; its offset
-    is -1. linked: the file behind an external link in which the rows lie, and what it was.
-    gathered: rows are windows that have to be put together (element_windows.py); its offset is -1.
-    unwritten: what of the rows nobody ever wrote, for which HDF5 gives fill values.
-    """
-
-    offset: int
-    stored_dtype: np.dtype[Any]
-    chunk_rows: int
-    chunk_bytes: int
-    refusal: str
-    checksums: bytes = b""
-    offsets: Offsets | None = None
-    chunks: Chunks | None = None
-    linked: tuple[str, Identity] | None = None
-    gathered: bool = False
-    unwritten: str = ""
-
-
-@dataclass(frozen=True)
-class SlabMap:
-    """One file: its samples are rows [start, start + count) of the dataset."""
-
-    path: str
-    start: int
-    count: int
-    identity: Identity
-    extents: dict[str, Extent]
-
-
-@dataclass(frozen=True)
-class DataMap:
-    """Metadata of a dataset. header is that of the index, None for an ordinary HDF5 file.
-
-    left_out: what the caller did not choose away and is no field all the same, by name, and why.
-    windows: of a packed dataset, whose samples are windows of that of another. group: the names of
-    fields are those inside this group of the files; "" for the whole file. access: how what lies
-    behind a URL is read; None for files. packing: attributes of fields whose values stand for
-    others, by field.
-    """
-
-    path: str
-    fields: tuple[FieldSpec, ...]
-    slabs: tuple[SlabMap, ...]
-    num_samples: int
-    header: SlabHeader | None
-    left_out: Mapping[str, str] = dataclass_field(default_factory=dict)
-    windows: Windows | None = None
-    group: str = ""
-    access: RemoteAccess | None = None
-    packing: Packing = dataclass_field(default_factory=dict)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one sample over all fields, on average where some are ragged."""
-        return -(-self.nbytes // max(1, self.num_samples))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all samples, without offsets."""
-        return sum(map(self.field_bytes, self.fields))
-
-    def field_bytes(self, spec: FieldSpec) -> int:
-        """Bytes of all samples of a field, without offsets."""
-        found = [slab.extents[spec.name].offsets for slab in self.slabs]
-        rows = sum(o.elements for o in found if o) if spec.ragged else self.num_samples
-        return rows * spec.row_bytes
-
-    def longest(self, spec: FieldSpec) -> int:
-        """Elements of the longest sample of a ragged field."""
-        found = [slab.extents[spec.name].offsets for slab in self.slabs]
-        return max((offsets.longest for offsets in found if offsets), default=0)
-
-    def block_bytes(self, spec: FieldSpec) -> int:
-        """The most bytes of a field, or of its offsets, that one checksum covers."""
-        rows = min(self.checksum_rows, max(self.slab_counts, default=0))
-        if not spec.ragged:
-            return spec.row_bytes * rows
-        found = [slab.extents[spec.name].offsets for slab in self.slabs]
-        largest = max((o.largest_block for o in found if o), default=0)
-        return max(spec.row_bytes * largest, 8 * (rows + 1))
-
-    @property
-    def slab_counts(self) -> list[int]:
-        """Samples per file."""
-        return [slab.count for slab in self.slabs]
-
-    @property
-    def chunk_rows(self) -> int:
-        """Samples of the largest HDF5 chunk; 1 without chunks, and where they hold elements."""
-        extents = (extent for slab in self.slabs for extent in slab.extents.values())
-        return max((extent.chunk_rows for extent in extents if extent.offsets is None), default=1)
-
-    @property
-    def checksum_rows(self) -> int:
-        """Rows that one checksum covers; 0 when there are no checksums."""
-        return 0 if self.header is None else self.header.checksum_rows
-
-    def fingerprint(self) -> str:
-        """What tells this dataset from others, wherever its files lie: the uuid of slabs, else a
-        digest of fields and sizes.
-        """
-        if self.windows is not None:
-            return f"{self.windows.source.fingerprint()} in windows of {self.windows.length}"
-        if self.header is not None:
-            return self.header.dataset_uuid
-        specs: list[Any] = [(spec.name, spec.shape, spec.dtype.str) for spec in self.fields]
-        sizes = [slab.identity[0] for slab in self.slabs]
-        sizes += [identity[0] for _, identity in self.linked_files()]
-        specs += [self.group] if self.group else []
-        return hashlib.sha256(json.dumps([specs, sizes]).encode()).hexdigest()[:32]
-
-    def linked_files(self) -> list[tuple[str, Identity]]:
-        """The files that external links lead to, each once."""
-        extents = (extent for slab in self.slabs for extent in slab.extents.values())
-        return sorted({extent.linked for extent in extents if extent.linked is not None})
-
-    def read_by(self) -> dict[str, str]:
-        """Field name -> "preadv", or "range requests" behind a URL, and " + " and the filters of
-        chunks; or "h5py: " and why.
-        """
-        if self.windows is not None:
-            return self.windows.source.read_by()
-        found = {}
-        way = "preadv" if self.access is None else "range requests"
-        for name, refusal in self.refusals().items():
-            chunks = self.slabs[0].extents[name].chunks
-            plain = way if chunks is None else f"{way} + {chunks.names}"
-            found[name] = f"h5py: {refusal}" if refusal else plain
-        return found
-
-    def unwritten(self) -> dict[str, str]:
-        """Field name -> what of it nobody ever wrote, in the first file with such rows, and what
-        HDF5 gives instead.
-        """
-        slabs = self.slabs if self.windows is None else self.windows.source.slabs
-        found: dict[str, str] = {}
-        for slab in slabs:
-            for name, extent in slab.extents.items():
-                if extent.unwritten:
-                    found.setdefault(name, f"{slab.path}: {name!r}: {extent.unwritten}")
-        return found
-
-    def refusals(self) -> dict[str, str]:
-        """Field name -> why HDF5 is not bypassed for it; "" where it is."""
-        first: dict[str, str] = {spec.name: "" for spec in self.fields}
-        for slab in self.slabs:
-            for name, extent in slab.extents.items():
-                first[name] = first[name] or extent.refusal
-        return first
 
 
 def open_map(

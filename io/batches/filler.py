@@ -1,10 +1,8 @@
 """Threads that fill batches: each block of the stream is read once, straight into its batches.
 
-Owns who plans and who reads, and the order in which finished batches come out. One thread plans the
-next piece (read_schedule.py) while the others read the last one: they take its reads one by one
-inside libhsgd_io, without the GIL, so that a busy training loop does not hold them up. Never talks
-to other ranks, and never gives up a batch in silence: rows that could not be read come with the
-error.
+One thread plans the next piece (scheduler.py) while the others read the last one: they take its
+reads one by one inside libhsgd_io, without the GIL, so that a busy training loop does not hold them
+up. Rows that could not be read come with the error.
 """
 
 from __future__ import annotations
@@ -16,51 +14,36 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from hsgd.errors import DataError
 
-from ..order.partition import IntArray, StreamPiece, concatenate_ranges
+from ..format.ragged import Block
+from ..order.epoch_order import IntArray, StreamPiece, concatenate_ranges
 from ..reading import row_copies
 from ..reading.claimed_memory import claimed_memory
-from ..reading.files import SlabFiles
-from ..reading.reader import ReadStats, RowReader
-from ..remote.objects import ObjectReader, RemoteAccess
-from .buffer_pool import BufferRing, RingClosed, Slot
-from .read_schedule import PieceReads, ReadPlan, Scheduler, SlowRead
-from .segments import SegmentFinder, Starts
+from ..reading.row_reader import ReadStats, RowReader
+from ..reading.slab_files import SlabFiles
+from ..remote.object_reader import ObjectReader, RemoteAccess
+from .batch_source import BatchSource, Filled
+from .buffer_ring import BufferRing, RingClosed, Slot
+from .scheduler import PieceReads, ReadPlan, Scheduler, SlowRead
+from .segment_finder import CU_SEQLENS, SegmentFinder, cumulative
 
-__all__ = ["STARVED", "Filled", "Filler", "Starved"]
+__all__ = ["RELEASE_S", "Filler", "Starved"]
 
 _SLEEPS = 8  # one of so many tasks: small fields beside a large one come with its readahead
 # Who waits for many slots is not woken for each: a wake takes the interpreter's lock away from the
 # training loop.
 _MANY_SLOTS = 32
 _GATHER_S = 0.001
+RELEASE_S = 10.0  # for another thread of the program to drop batches when memory has run out
 
 
 class Starved:
-    """The type of STARVED."""
-
-
-STARVED = Starved()
-
-
-@dataclass
-class Filled:
-    """A batch whose rows have arrived. bad: rows that have not, by the error that kept them.
-    segments: of windows, where they begin in the batch; samples: their numbers in the dataset,
-    where the plan is `numbered`; both in parts that follow one another.
-    """
-
-    slot: Any  # what the ring makes arrays of; None for an empty batch
-    count: int
-    bad: list[tuple[IntArray, DataError]] = field(default_factory=list)
-    segments: list[Starts] = field(default_factory=list)
-    samples: list[IntArray] = field(default_factory=list)
+    """Comes from the threads where perhaps no batch can come because the loop holds all slots."""
 
 
 @dataclass
@@ -73,23 +56,23 @@ class _Work:
     complete: int  # so many of them end with this piece
     reads: PieceReads
     unfinished: int
-    failed: list[tuple[IntArray, DataError]]
-    reads_slowly: bool  # some of it, by Python, and it takes time
 
     def has_reads(self) -> bool:
-        """Whether there is something that no thread has taken."""
+        """Return whether there is something that no thread has taken."""
         return self.reads.batch.has_work() or bool(self.reads.slow)
 
 
-class Filler:
-    """Reads a plan with `threads` threads; finished batches, or an exception, come from `get`.
+class Filler(BatchSource):
+    """Reads a plan with `threads` threads, which it starts.
 
-    Batches come in order. Threads are daemons and end with the plan, with an error of their own, or
-    after close(). stats: one ReadStats for each thread, written by it, and one of planning.
+    They are daemons, so that a forgotten iterator never keeps the interpreter from ending; they end
+    with the plan, with an error of their own, or after close(). stats: one ReadStats for each
+    thread, written by it, and one of planning. needs_room: the next get() makes some.
     """
 
     def __init__(self, plan: ReadPlan, ring: BufferRing, threads: int) -> None:
-        self._plan, self._ring = plan, ring
+        self.plan, self._ring = plan, ring
+        self.needs_room = False
         self._files = SlabFiles(plan.data, direct=plan.direct)
         self._objects = ObjectReader(plan.data.access or RemoteAccess())
         planning = ReadStats()  # one thread at a time plans
@@ -120,18 +103,27 @@ class Filler:
             threading.Thread(target=self._run, args=(number, stats), name="hsgd-io", daemon=True)
             for number, stats in enumerate(of_threads)
         ]
-
-    def start(self) -> None:
-        """Start the threads."""
         for thread in self.threads:
             thread.start()
 
-    def get(self, timeout_s: float) -> Filled | BaseException | Starved | None:
-        """The next batch, the exception that ended the threads, or None at the end.
+    def get(self, timeout_s: float) -> Filled | BaseException | None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self.needs_room:
+                self.needs_room = False
+                self._make_room(timeout_s)
+            found = self._next(max(0.0, deadline - time.monotonic()))
+            if not isinstance(found, Starved):
+                return found
+            self.needs_room = True
 
-        STARVED means that perhaps no batch can come because the loop holds all slots: see
-        is_stuck(). Raises queue.Empty after timeout_s.
-        """
+    def get_ready(self) -> Filled | BaseException | Starved | None:
+        """Return as get() what is there; Starved where get() must make room before."""
+        found = self._next(0)
+        self.needs_room = isinstance(found, Starved)
+        return found
+
+    def _next(self, timeout_s: float) -> Filled | BaseException | Starved | None:
         found = self._ready.get(timeout=timeout_s)
         if isinstance(found, Starved):
             self._called = False
@@ -139,23 +131,51 @@ class Filler:
                 self._call_for_slots()  # batches came after the call: ask again behind them
         return found
 
+    def _make_room(self, timeout_s: float) -> None:
+        """Add slots when the loop keeps so many batches that none is left to read into."""
+        if not self._is_stuck():
+            return
+        if self._ring.can_grow():
+            self._ring.grow(max(1, self._ring.base_slots // 2))
+            return
+        deadline = time.monotonic() + min(RELEASE_S, timeout_s)
+        while self._is_stuck():
+            if time.monotonic() > deadline:
+                raise MemoryError(
+                    f"{self.plan.source}: the program keeps batches of "
+                    f"{self._ring.nbytes >> 20} MiB, all that memory_limit allows; drop them "
+                    "before asking for more, or raise memory_limit"
+                )
+            time.sleep(0.01)  # a destructor in another thread tells nobody
+
+    def arrays(self, filled: Filled) -> dict[str, Block]:
+        slot, ring, windows = filled.memory, self._ring, self.plan.data.windows
+        found = ring.empty() if slot is None else ring.arrays(slot, filled.count)
+        if windows is not None:
+            found[CU_SEQLENS] = cumulative(filled.segments, filled.count * windows.length)
+        return found
+
     def has_ready(self) -> bool:
-        """Whether get() would not wait, but for STARVED."""
+        """Return whether something is there, if only Starved."""
         return not self._ready.empty()
 
-    def is_stuck(self) -> bool:
+    def _is_stuck(self) -> bool:
         """Whether nothing can come any more because the loop holds all batches."""
         return (
             self._starved and self._ready.empty() and not self._works and not self._ring.has_free()
         )
 
     def close(self) -> None:
-        """Let the threads end as soon as they can; does not wait for them."""
         self._end()
         self._ready.put(None)
 
-    def release(self) -> None:
-        """Give back the slots of batches that were not handed out; after the threads have ended."""
+    def release(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        for thread in self.threads:
+            if thread is not threading.current_thread():  # the garbage collector may run anywhere
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self.threads):
+            return False
         self._files.close()
         self._scheduler.close()
         if self._segments is not None:
@@ -167,8 +187,9 @@ class Filler:
             if isinstance(found, Filled):
                 left[id(found)] = found
         for filled in left.values():
-            if filled.slot is not None:
-                self._ring.give_back(filled.slot)
+            if filled.memory is not None:
+                self._ring.give_back(filled.memory)
+        return True
 
     def _end(self) -> None:
         self._objects.stop()
@@ -186,9 +207,9 @@ class Filler:
         try:
             nbytes = self._scheduler.staging_bytes
             what = "its largest chunk or checksum block"
-            with claimed_memory(self._plan.data.path, what, nbytes):
+            with claimed_memory(self.plan.data.path, what, nbytes):
                 staging = row_copies.Staging(nbytes)
-            with RowReader(self._plan.data, stats, self._objects) as reader:
+            with RowReader(self.plan.data, stats, self._objects) as reader:
                 while (work := self._next_work(number)) is not None:
                     self._help(work, reader, staging, stats)
         except RingClosed:
@@ -238,7 +259,7 @@ class Filler:
         if piece is None:
             self._finish_plan()
             return False
-        share = self._plan.share
+        share = self.plan.share
         first, stop = self._planned, self._planned + piece.stream_rows
         self._planned = stop
         first_step, last_step = first // share.batch_size, (stop - 1) // share.batch_size
@@ -248,7 +269,7 @@ class Filler:
             self._open[step] = Filled(slot, share.batch_count(step))
         ended = stop // share.batch_size if stop < share.count else last_step + 1
         batches = [self._open[step] for step in range(first_step, last_step + 1)]
-        slots = (filled.slot for filled in batches)
+        slots = (filled.memory for filled in batches)
         bases = np.array([slot.address for slot in slots if slot is not None], np.uint64)
         skip = first - first_step * share.batch_size
         reads = self._scheduler.reads(piece, skip, bases)
@@ -257,7 +278,7 @@ class Filler:
             for filled, starts in zip(batches, segments, strict=True):
                 filled.segments.append(starts)
             reads.failed.extend(failed)
-        if self._plan.numbered:
+        if self.plan.numbered:
             _number(piece, skip, share.batch_size, batches)
         unfinished = (len(reads.batch.tasks) > 0) + len(reads.slow)
         work = _Work(
@@ -267,8 +288,6 @@ class Filler:
             ended - first_step,
             reads,
             unfinished,
-            reads.failed,
-            reads.reads_slowly,
         )
         for step in range(first_step, ended):
             del self._open[step]
@@ -301,7 +320,7 @@ class Filler:
     def _call_for_slots(self) -> None:
         if not self._called:
             self._called = True
-            self._ready.put(STARVED)
+            self._ready.put(Starved())
 
     def _help(
         self, work: _Work, reader: RowReader, staging: row_copies.Staging, stats: ReadStats
@@ -315,14 +334,14 @@ class Filler:
             if was_last:
                 failed = self._examine(work.reads, staging, stats)
                 sleeps = _SLEEPS * batch.tasks["slept"].sum() >= len(batch.tasks)
-                self._want_threads(waits=work.reads_slowly or bool(sleeps))
+                self._want_threads(waits=work.reads.reads_slowly or bool(sleeps))
                 self._done(work, failed)
             return
         try:
             read = work.reads.slow.popleft()
         except IndexError:
             return
-        self._done(work, _read_slowly(reader, read, verify=self._plan.verify))
+        self._done(work, _read_slowly(reader, read, verify=self.plan.verify))
 
     def _examine(
         self, reads: PieceReads, staging: row_copies.Staging, stats: ReadStats
@@ -358,7 +377,7 @@ class Filler:
     def _done(self, work: _Work, failed: list[tuple[IntArray, DataError]]) -> None:
         """Some reads of a piece are done; hand out what is complete, in order."""
         with self._changed:
-            work.failed += failed
+            work.reads.failed.extend(failed)
             work.unfinished -= 1
             self._deliver_finished()
 
@@ -370,8 +389,8 @@ class Filler:
     def _deliver(self, work: _Work) -> None:
         """Hand out the batches that a piece completes, and note in all what it did not read."""
         self._files.release(work.reads.slabs)
-        batch_size = self._plan.share.batch_size
-        for places, error in work.failed:
+        batch_size = self.plan.share.batch_size
+        for places, error in work.reads.failed:
             positions = places[places >= 0] + work.first
             steps = positions // batch_size
             for step in np.unique(steps).tolist():
@@ -389,7 +408,7 @@ class Filler:
                 self._changed.wait()
             self._exhausted = True
             self._wanted_changed.notify_all()
-            for _ in range(self._completed, self._plan.share.steps):
+            for _ in range(self._completed, self.plan.share.steps):
                 self._ready.put(Filled(None, 0))
             self._ready.put(None)
 

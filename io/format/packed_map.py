@@ -1,47 +1,22 @@
 """Fixed windows over the elements of ragged fields: the form in which language models eat tokens.
 
-Owns which windows there are: window n is the elements [n * length, (n + 1) * length) of all samples
-one after the other, in the order of the slabs, so that a window is a sample like any other and
-order, ranks and resume stay what they are. Never reads (reader.py) and never looks for the
-documents in a window (segments.py).
+Window n is the elements [n * length, (n + 1) * length) of all samples one after the other, in the
+order of the slabs, so that a window is a sample like any other and order, ranks and resume stay
+what they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from .dataset_index import DataMap, Extent, SlabMap
+from .data_map import DataMap, Extent, SlabMap, Windows
 from .slab_folder import FieldSpec
 
-__all__ = ["Windows", "packed_map"]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Where the windows come from. source: the dataset of ragged samples. crossing: slabs of the
-    packed dataset that are one window each, with elements of several files. tail: elements behind
-    the last whole window, which nobody gets.
-    """
-
-    source: DataMap
-    length: int
-    crossing: frozenset[int]
-    tail: int
-
-    @property
-    def name(self) -> str:
-        """A field whose offsets say where documents begin; all have the same."""
-        return self.source.fields[0].name
-
-    @property
-    def chunked(self) -> bool:
-        """Whether a window cannot be read without the chunk that it is in."""
-        extents = (extent for slab in self.source.slabs for extent in slab.extents.values())
-        return any(extent.chunks is not None for extent in extents)
+__all__ = ["packed_map"]
 
 
 def packed_map(data: DataMap, length: int, *, chosen: bool) -> DataMap:
-    """The dataset whose samples are windows of `length` elements of the ragged fields of `data`.
+    """Make a dataset whose samples are windows of `length` elements of the ragged fields of `data`.
 
     chosen: the caller named the fields; otherwise those that are not ragged are left out. Raises
     TypeError and ValueError for a length, or fields, that cannot be packed.

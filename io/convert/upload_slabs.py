@@ -1,7 +1,4 @@
-"""A slab folder to S3: slabs first, the index last, so that it is there whole or not at all.
-
-Owns which files are sent and which are there already. Never sends bytes itself (remote/uploads.py).
-"""
+"""A slab folder to S3: slabs first, the index last, so that it is there whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from pathlib import Path
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import open_map
+from ..format.open_map import open_map
 from ..format.slab_folder import INDEX_NAME, is_slab_folder, slab_name
-from ..remote.uploads import ObjectWriter, StoredObject, UnseenObject, md5_of
+from ..remote.object_writer import ObjectWriter, StoredObject, UnseenObject, md5_of
 from ..remote.urls import child_url, is_url, names_a_file, url_of
 from .progress import Advance, Progress
 
@@ -113,14 +110,14 @@ class _Upload:
         self._lock = threading.Lock()
 
     def look(self, path: str) -> StoredObject | UnseenObject | None:
-        """What lies where a file belongs; an UnseenObject where nobody may ask."""
+        """Return what lies where a file belongs; an UnseenObject where nobody may ask."""
         try:
             return self._writer.find(self._url(path), unseen_is_absent=False)
         except UnseenObject as error:
             return error
 
     def is_other(self, path: str, *, unseen_is_absent: bool) -> bool:
-        """Whether something else than this file lies where it belongs."""
+        """Return whether something else than this file lies where it belongs."""
         found = self._writer.find(self._url(path), unseen_is_absent=unseen_is_absent)
         return found is not None and found != _described(path)
 

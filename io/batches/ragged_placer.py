@@ -1,8 +1,4 @@
-"""Where the elements of ragged samples go: behind one another in their batch.
-
-Owns `RaggedPlacer`: it looks up the lengths of samples, writes the offsets of batches, and says
-which bytes of a slab go to which address. Never reads elements.
-"""
+"""Where the elements of ragged samples go: behind one another in their batch."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from hsgd.errors import DataError
 
 from ..format.ragged import offsets_of
 from ..format.slab_folder import FieldSpec
-from ..order.partition import IntArray, StreamPiece
-from ..reading.reader import RowReader
+from ..order.epoch_order import IntArray, StreamPiece
 from ..reading.row_copies import Addresses
+from ..reading.row_reader import RowReader
 
 __all__ = ["PlacedRows", "RaggedPlacer"]
 

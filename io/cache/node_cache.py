@@ -1,9 +1,7 @@
 """Slabs in the shared memory of a node: each is read from its file once, by one rank of the node.
 
-Owns the memory, what is in it, and who fills it. Never decides which slabs an epoch needs
-(partition.py, loader.py) and never waits but in the collectives of its communicator. All ranks work
-out the contents of all nodes from metadata, so they need no message besides. Slabs that another
-node holds come from there on request (slab_transfer.py).
+All ranks work out the contents of all nodes from metadata, so they need no message besides. Slabs
+that another node holds come from there on request (slab_transfer.py).
 """
 
 from __future__ import annotations
@@ -11,46 +9,26 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hsgd.errors import DataError, HsgdError
 
-from ..format.dataset_index import DataMap
+from ..format.data_map import DataMap
 from ..format.slab_folder import OFFSETS, FieldSpec
-from ..order.partition import IntArray
+from ..format.slot_layout import slot_layout
+from ..order.epoch_order import IntArray
+from ..rank_group import RankGroup
 from ..reading import row_copies
-from ..reading.reader import RowReader
-from ..reading.shared_index import Group
-from .slab_transfer import AlltoallComm, NodeSlot, SlabTransfer, plan_transfers, transfer_slabs
+from ..reading.row_reader import RowReader
+from .slab_transfer import NodeSlot, SlabTransfer, plan_transfers, transfer_slabs
 
-__all__ = ["CacheStats", "NodeCache", "NodeGroup"]
+__all__ = ["CacheStats", "NodeCache"]
 
 _LINE = 64
 _OFFSET_BYTES = 8  # int64
-
-
-class NodeGroup(Group, AlltoallComm, Protocol):
-    """What is needed of hsgd.Comm."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def cross_rank(self) -> int:
-        """The number of this node."""
-
-    def shared(self, shape: Any, dtype: Any = "float32") -> Any:
-        """An array of which each node has one, zero; collective, blocking."""
-
-    def allgather(self, array: Any) -> Any:
-        """The arrays of all ranks, one after the other; collective, blocking."""
-
-    def barrier(self) -> None:
-        """Wait for all ranks; collective."""
 
 
 @dataclass
@@ -77,7 +55,7 @@ class NodeCache:
     def __init__(
         self,
         data: DataMap,
-        comm: NodeGroup,
+        comm: RankGroup,
         limit_bytes: int,
         *,
         nodes: Sequence[Sequence[int]],
@@ -89,20 +67,13 @@ class NodeCache:
         self._node = next(n for n, ranks in enumerate(nodes) if comm.rank in ranks)
         self.stats = CacheStats()
         self._specs = [spec for spec in data.fields if spec.row_bytes]
-        largest = max(data.slab_counts, default=0)
-        self._offsets: dict[
-            str, int
-        ] = {}  # in a slot: of fields, and of the offsets of ragged ones
-        end = 0
-        for spec in self._specs:
-            rows = largest
-            if spec.ragged:
-                self._offsets[f"{spec.name}/{OFFSETS}"] = end
-                end += -(-_OFFSET_BYTES * (largest + 1) // _LINE) * _LINE
-                rows = max((_elements(data, n, spec) for n in range(len(data.slabs))), default=0)
-            self._offsets[spec.name] = end
-            end += -(-spec.row_bytes * rows // _LINE) * _LINE
-        self._slot_bytes = max(_LINE, end)
+        elements = {
+            spec.name: max((_elements(data, n, spec) for n in range(len(data.slabs))), default=0)
+            for spec in self._specs
+            if spec.ragged
+        }
+        layout = slot_layout(self._specs, max(data.slab_counts, default=0), elements)
+        self._offsets, self._slot_bytes = layout.offsets, max(_LINE, layout.nbytes)
         slots = min(len(data.slabs), limit_bytes // self._slot_bytes)
         self._contents = [[-1] * slots for _ in nodes]  # the slab in each slot of each node
         self._memory: NDArray[np.uint8] = comm.shared((max(1, slots * self._slot_bytes),), "uint8")

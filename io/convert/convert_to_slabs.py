@@ -1,8 +1,4 @@
-"""hsgd data convert: from any source to slab folders, shuffled on the way.
-
-Owns what is converted into how many slabs, and the ranks that do it together. The permutation is
-that of shuffle_passes.py, the files those of writer.py and atomic_folder.py.
-"""
+"""hsgd data convert: from any source to slab folders, shuffled on the way."""
 
 from __future__ import annotations
 
@@ -14,24 +10,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from hsgd.errors import DataError
 
 from ..format.attributes import Attributes
 from ..format.chunks import check_compression
 from ..format.fields import left_out_line
-from ..format.packed_values import packing_warnings
+from ..format.packing_of import packing_warnings
 from ..format.slab_folder import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec
 from ..format.stored_rows import unwritten_lines
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from .array_sources import ArraySource, digits_splits
-from .atomic_folder import Position, Staged, staged_folder
 from .progress import Advance, Progress
 from .shuffle_passes import BLOCK_BYTES, Order, Passes
-from .sources import Source, lengths_of, open_source
+from .slab_folder_writer import SlabFolderWriter
+from .source import Source
+from .sources import lengths_of, open_source
+from .staged_folder import Position, Staged, staged_folder
 from .text_sources import TokenizedSource, Tokenizer, load_tokenizer
-from .writer import SlabFolderWriter
 
 __all__ = ["ConvertGroup", "convert_to_slabs"]
 
@@ -170,7 +167,7 @@ class _Part:
         return sum(self.field_bytes(spec) for spec in self.source.specs)
 
     def field_bytes(self, spec: FieldSpec) -> int:
-        """Bytes of one field."""
+        """Return bytes of one field."""
         lengths = self.lengths.get(spec.name)
         rows = self.source.num_samples if lengths is None else int(lengths.sum())
         return rows * spec.row_bytes
@@ -182,19 +179,9 @@ class _Part:
         return [self.name, self.source.identity(), self.source.num_samples, specs, lengths]
 
 
-@runtime_checkable
-class _Annotated(Protocol):
-    """A source with more than samples: HDF5."""
-
-    left_out: Mapping[str, str]
-
-    def attributes(self) -> Attributes:
-        """What the user wrote beside the samples."""
-
-
 def _check_written(source: Source, accepted: bool, *, warn: bool) -> None:
     lines = unwritten_lines(
-        getattr(source, "unwritten", {}).values(),
+        source.unwritten.values(),
         accepted=accepted,
         option="--fill-unwritten (fill_unwritten=True)",
     )
@@ -205,14 +192,12 @@ def _check_written(source: Source, accepted: bool, *, warn: bool) -> None:
 
 def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:
     """The attributes to carry. Says in a line each which datasets and attributes are not."""
-    if not isinstance(source, _Annotated):
-        return Attributes()
     found = source.attributes()
     lines = [
-        *getattr(source, "notes", ()),
-        left_out_line(name, getattr(source, "left_out_are", "no fields, so"), source.left_out),
+        *source.notes,
+        left_out_line(name, source.left_out_are, source.left_out),
         left_out_line(name, "attributes", found.left_out),
-        *packing_warnings(name, getattr(source, "packing", {}), _STAYS_PACKED),
+        *packing_warnings(name, source.packing, _STAYS_PACKED),
     ]
     for line in lines:
         if line and warn:
@@ -232,7 +217,7 @@ class ConvertGroup(Protocol):
         """Number of ranks."""
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """The objects of all ranks, by rank; collective."""
+        """Return the objects of all ranks, by rank; collective."""
 
 
 class _Alone:

@@ -1,7 +1,8 @@
 """Ranges of objects, exactly or not at all: tried again, and only of the object that was opened.
 
-Owns the checks of what a server sends (range, size, ETag, every byte) and the back-off between
-tries. Never keeps what it read (disk_cache.py).
+What a server sends is checked: range, size, ETag, every byte. urllib3's and botocore's retries
+count tries, not seconds, and begin a range anew whose answer broke in the middle; here it goes on
+from the byte that is missing, within `retry_s`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hsgd.errors import DataError
 
 from .block_files import DiskOptions
 from .clients import Answer, Client, RequestFailed, client_for
-from .disk_cache import ObjectKey, disk_cache_of
+from .disk_cache import ObjectKey, RequestCounts, disk_cache_of
 from .limited_answers import Limits
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "ObjectMissing",
     "ObjectReader",
     "RemoteAccess",
-    "RequestCounts",
 ]
 
 ObjectIdentity = tuple[int, str]  # size, ETag, or Last-Modified where there is none
@@ -51,20 +51,6 @@ class ObjectMissing(DataError):
 
 class ObjectChanged(DataError):
     """The object is another than the one that was opened."""
-
-
-@dataclass
-class RequestCounts:
-    """requests: that were sent. retries: of them, because one before had failed. fetched_bytes:
-    that came from servers. disk_bytes: that came from the cache on disk instead. disk_damaged:
-    blocks that were damaged there.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    fetched_bytes: int = 0
-    disk_bytes: int = 0
-    disk_damaged: int = 0
 
 
 class ObjectReader:

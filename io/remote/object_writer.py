@@ -1,7 +1,8 @@
 """Files to objects of S3: whole and right, or an error in one line.
 
-Owns what is sent in one request and what in parts, the checksums that go along, and the back-off
-between tries. Never decides which files are sent, and in which order (convert/upload.py).
+Not s3transfer: it tells the ETag of nothing that it has sent, by which mixed uploads are noticed,
+and takes no Content-MD5 of its parts; botocore's retries count tries, not the seconds of
+`retry_s`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class StoredObject:
     etag: str = field(default="", compare=False)
 
     def may_be(self, sent: StoredObject) -> bool:
-        """Whether it can be what was sent: nothing that the store tells speaks against it."""
+        """Say whether it can be what was sent: nothing that the store tells denies it."""
         if self.size != sent.size:
             return False
         return "" in (self.md5, sent.etag) or self.md5 == sent.md5 or self.etag == sent.etag
@@ -213,7 +214,7 @@ def _etag_of(answer: dict[str, Any]) -> str:
 
 
 def md5_of(path: str) -> str:
-    """The MD5 of a file, which is what S3 checks, in hexadecimal digits. Raises DataError."""
+    """Return the MD5 of a file, which S3 checks, in hexadecimal digits. Raises DataError."""
     found = hashlib.md5(usedforsecurity=False)
     try:
         with open(path, "rb", buffering=0) as file:

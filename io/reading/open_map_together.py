@@ -1,7 +1,7 @@
 """One parse of the metadata per job: rank 0 examines the files, the others get what it found.
 
-Owns that broadcast. Opening thousands of files with HDF5 from thousands of ranks at once is what
-brings metadata servers down; the others only open(2) what they read.
+Opening thousands of files with HDF5 from thousands of ranks at once is what brings metadata servers
+down; the others only open(2) what they read.
 """
 
 from __future__ import annotations
@@ -10,37 +10,24 @@ import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import DataMap, open_map
-from ..remote.objects import RemoteAccess
+from ..format.data_map import DataMap
+from ..format.open_map import open_map
+from ..rank_group import RankGroup
+from ..remote.object_reader import RemoteAccess
 
-__all__ = ["Group", "open_map_together"]
-
-
-class Group(Protocol):
-    """What is needed of hsgd.Comm."""
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-
-    def allreduce(self, array: Any, op: Any = "sum") -> Any:
-        """Combine `array` over all ranks; collective, blocking."""
-
-    def broadcast(self, array: Any, root: int = 0) -> Any:
-        """Overwrite `array` on all ranks by the root's; collective, blocking, in place."""
+__all__ = ["open_map_together"]
 
 
 def open_map_together(
     path: str | os.PathLike[str],
     fields: Sequence[str] | None,
     group: str | None,
-    comm: Group,
+    comm: RankGroup,
     access: RemoteAccess | None = None,
 ) -> DataMap:
     """open_map() on rank 0, and its result, or its error, on all ranks; collective, blocking.

@@ -1,8 +1,7 @@
 """The buffers that become batches: used again only after the last tensor over them has died.
 
-Owns memory, cut into slots of one batch each, and who has a slot: the reading threads, the training
-loop, or nobody. A slot that was handed out comes back by itself when the last array or tensor that
-looks at it dies, in whatever thread that happens. Never reads and never copies.
+A slot that was handed out comes back by itself when the last array or tensor that looks at it dies,
+in whatever thread that happens.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from numpy.typing import NDArray
 
 from ..format.ragged import Block, Ragged
 from ..format.slab_folder import OFFSETS, FieldSpec
+from ..format.slot_layout import SlotLayout, slot_layout
 from .pinned_memory import block_bytes, bytes_of, new_block
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BufferRing", "RingClosed", "Slot"]
+__all__ = ["BufferRing", "RingClosed", "Slot", "batch_layout"]
 
 _PAGE = 4096
 _HUGE = 2 << 20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_LINE = 64
-_OFFSET_BYTES = 8  # int64
 
 
 class RingClosed(Exception):
@@ -87,6 +85,20 @@ class Slot:
             self.address = self.block.data_ptr()
 
 
+def batch_layout(
+    specs: Sequence[FieldSpec],
+    batch_size: int,
+    *,
+    pin: bool = False,
+    longest: Mapping[str, int] | None = None,
+) -> SlotLayout:
+    """Lay out one batch as a BufferRing of these arguments does, without its memory."""
+    elements = {name: batch_size * count for name, count in (longest or {}).items()}
+    layout = slot_layout(specs, batch_size, elements)
+    nbytes = max(_PAGE, -(-layout.nbytes // _PAGE) * _PAGE)
+    return SlotLayout(layout.offsets, block_bytes(nbytes) if pin else nbytes)
+
+
 class BufferRing:
     """Slots for batches of `batch_size` samples of the fields `specs`.
 
@@ -110,19 +122,8 @@ class BufferRing:
         pin: bool = False,
         longest: Mapping[str, int] | None = None,
     ) -> None:
-        self.offsets: dict[str, int] = {}  # of fields, and of the offsets of ragged ones
-        end = 0
-        for spec in specs:
-            rows = batch_size
-            if spec.ragged:
-                self.offsets[f"{spec.name}/{OFFSETS}"] = end
-                end += -(-_OFFSET_BYTES * (batch_size + 1) // _LINE) * _LINE
-                rows = batch_size * (longest or {})[spec.name]
-            self.offsets[spec.name] = end
-            end += -(-spec.row_bytes * rows // _LINE) * _LINE
-        self.slot_bytes = max(_PAGE, -(-end // _PAGE) * _PAGE)
-        if pin:
-            self.slot_bytes = block_bytes(self.slot_bytes)
+        layout = batch_layout(specs, batch_size, pin=pin, longest=longest)
+        self.offsets, self.slot_bytes = layout.offsets, layout.nbytes
         self._specs = tuple(specs)
         self._limit, self._pin = memory_limit, pin
         # SimpleQueue because a destructor may put into it, whatever its thread is doing.
@@ -138,7 +139,7 @@ class BufferRing:
         return sum(arena.nbytes for arena in self._arenas)
 
     def can_grow(self) -> bool:
-        """Whether one more slot stays within the limit."""
+        """Return whether one more slot stays within the limit."""
         return self._limit is None or self.nbytes + self.slot_bytes <= self._limit
 
     def grow(self, slots: int) -> None:
@@ -178,7 +179,7 @@ class BufferRing:
         self.discard_wakes()
 
     def take(self, timeout_s: float | None) -> Slot:
-        """A free slot; waits for one. Raises queue.Empty after timeout_s, RingClosed by wake(), and
+        """Wait for a free slot. Raises queue.Empty after timeout_s, RingClosed by wake(), and
         RuntimeError where memory cannot be pinned.
         """
         while True:
@@ -196,11 +197,11 @@ class BufferRing:
             return slot
 
     def has_free(self) -> bool:
-        """Whether take() would not wait."""
+        """Return whether take() would not wait."""
         return not self._free.empty()
 
     def give_back(self, slot: Slot) -> None:
-        """A slot that was taken and never handed out."""
+        """Take back a slot that was never handed out."""
         self._free.put(slot)
 
     def wake(self) -> None:
@@ -218,7 +219,7 @@ class BufferRing:
             self._free.put(slot)
 
     def arrays(self, slot: Slot, count: int) -> dict[str, Block]:
-        """The first `count` samples of a filled slot, which is free again when all arrays died."""
+        """Hand out the first `count` samples of a slot, free again when all arrays have died."""
         if self._pin:
             lease = self._lend_block(slot)
         else:
@@ -227,7 +228,7 @@ class BufferRing:
         return {spec.name: self._array(spec, lease, count) for spec in self._specs}
 
     def empty(self) -> dict[str, Block]:
-        """A batch without samples."""
+        """Return a batch without samples."""
         found: dict[str, Block] = {}
         for spec in self._specs:
             values = np.empty((0, *spec.shape), spec.dtype)

@@ -1,8 +1,4 @@
-"""Where documents begin in the windows of a packed dataset.
-
-Owns the search in the offsets of the ragged samples, and `SegmentFinder`, which notes for every
-batch where its segments begin: the form of flash attention's cu_seqlens. Never reads elements.
-"""
+"""Where documents begin in the windows of a packed dataset: flash attention's cu_seqlens."""
 
 from __future__ import annotations
 
@@ -14,11 +10,11 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..format.element_windows import Windows
+from ..format.data_map import Windows
 from ..format.ragged import offsets_of
-from ..order.partition import IntArray, StreamPiece, concatenate_ranges
-from ..reading.reader import ReadStats, RowReader
-from ..remote.objects import ObjectReader
+from ..order.epoch_order import IntArray, StreamPiece, concatenate_ranges
+from ..reading.row_reader import ReadStats, RowReader
+from ..remote.object_reader import ObjectReader
 
 __all__ = ["CU_SEQLENS", "SegmentFinder", "Starts", "cumulative", "documents_between"]
 
@@ -153,5 +149,5 @@ class SegmentFinder:
 
 
 def cumulative(parts: Sequence[Starts], elements: int) -> Starts:
-    """The starts of all segments of a batch, and its end."""
+    """Return the starts of all segments of a batch, and its end."""
     return np.concatenate([*parts, np.array([elements], np.int32)])

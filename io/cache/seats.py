@@ -1,8 +1,4 @@
-"""Which ranks share a node, and whose turn it is to read which part of the stream.
-
-Owns `Seats`, the numbering of ranks node by node. Never reads; asks the other ranks once, when it
-is made from a communicator.
-"""
+"""Which ranks share a node, and whose turn it is to read which part of the stream."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..order.partition import part_in_turn
-from .slab_cache import NodeGroup
+from ..order.epoch_order import part_in_turn
+from ..rank_group import RankGroup
 
 __all__ = ["Seats", "seats_of"]
 
@@ -27,18 +23,18 @@ class Seats:
     local_size: int
 
     def part(self, rank: int, epoch: int) -> int:
-        """The part of the stream that a rank reads when parts go round."""
+        """Return the part of the stream that a rank reads when parts go round."""
         return part_in_turn(self.numbers[rank], epoch, len(self.numbers), self.local_size)
 
     def by_node(self) -> list[list[int]]:
-        """The ranks of each node; nodes in the order of their first ranks."""
+        """Return the ranks of each node; nodes in the order of their first ranks."""
         found: dict[int, list[int]] = {}
         for rank, node in enumerate(self.nodes):
             found.setdefault(node, []).append(rank)
         return list(found.values())
 
 
-def seats_of(world_size: int, local_size: int | None, comm: NodeGroup | None) -> Seats:
+def seats_of(world_size: int, local_size: int | None, comm: RankGroup | None) -> Seats:
     """The seats of all ranks: as `comm` says (collective), else local_size ranks to a node, one
     after the other.
 

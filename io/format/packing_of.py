@@ -1,7 +1,6 @@
 """Values that stand for others: packed by a scale and an offset, or put where a value is missing.
 
-Owns the attributes that say so (those of netCDF and HDF-EOS), and what a user is told of them: hsgd
-delivers values as they are stored. Never opens a dataset: HDF5 finds the attributes by its name.
+The attributes that say so are those of netCDF and HDF-EOS; hsgd delivers values as they are stored.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _ATTRIBUTES: dict[str, float | str | None] = {
 
 
 def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict[str, Any]:
-    """The attributes of each field of `group` that is packed or has values for missing ones.
+    """Return the attributes of each field of `group` that is packed or has values for missing ones.
 
     Those that change nothing are left out: a scale of 1, an offset of 0, and NaN, which says itself
     that it is missing. Raises what h5py raises for damaged attributes.
@@ -51,12 +50,12 @@ def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict
 
 
 def packing_text(values: Mapping[str, Any]) -> str:
-    """The attributes of a field in a line."""
+    """Return the attributes of a field in a line."""
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def packing_warnings(path: str, packing: Packing, what: str) -> list[str]:
-    """A line for each field. what: is done with the values."""
+    """Return a line for each field. what: is done with the values."""
     return [
         f"{path}: field {name!r} is packed ({packing_text(values)}): {what}"
         for name, values in packing.items()

@@ -1,7 +1,6 @@
 """From pieces of the stream to reads: which bytes of which files go to which addresses.
 
-Owns `ReadPlan`, what one rank reads in one iteration, and `Scheduler`, the arithmetic that turns a
-piece into tasks for libhsgd_io, all of a piece at once in NumPy. Never reads and never waits.
+All reads of a piece are worked out at once, in NumPy, as tasks for libhsgd_io.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..cache.slab_cache import NodeCache
-from ..format.dataset_index import DataMap
+from ..cache.node_cache import NodeCache
+from ..format.data_map import DataMap
 from ..format.ragged import offsets_of
 from ..format.slab_folder import OFFSETS
-from ..order.partition import EpochOrder, IntArray, Range, Share, StreamPiece
+from ..order.epoch_order import EpochOrder, IntArray, Range, Share, StreamPiece
 from ..reading import row_copies
-from ..reading.files import SECTOR_BYTES, SlabFiles
-from ..reading.reader import ReadStats, RowReader
 from ..reading.row_copies import TASK, Addresses, BatchRows, TaskBatch
-from ..remote.objects import ObjectReader
-from .ragged_places import PlacedRows, RaggedPlacer
+from ..reading.row_reader import ReadStats, RowReader
+from ..reading.slab_files import SECTOR_BYTES, SlabFiles
+from ..remote.object_reader import ObjectReader
+from .ragged_placer import PlacedRows, RaggedPlacer
 
 __all__ = ["PieceReads", "ReadPlan", "Scheduler", "SlowRead", "staging_bytes"]
 
@@ -40,11 +39,12 @@ _FEW = 8  # one of so many rows
 class ReadPlan:
     """What one rank reads in one iteration; holds no handle.
 
-    ranges: positions of the stream, in the order in which this rank gets them. block_samples: the
-    most rows that one task reads. direct: past the page cache. verify: check the checksums, for
-    which blocks are read whole.
+    source: the dataset and rank, for messages. ranges: positions of the stream, in the order in
+    which this rank gets them. block_samples: the most rows that one task reads. direct: past the
+    page cache. verify: check the checksums, for which blocks are read whole.
     """
 
+    source: str
     data: DataMap
     share: Share
     order: EpochOrder
@@ -56,7 +56,7 @@ class ReadPlan:
     numbered: bool = False  # batches know the numbers of their samples
 
     def pieces(self) -> Iterator[StreamPiece]:
-        """All that is to be read, in order: the first batch alone where that takes no more than its
+        """Yield all that is to be read: the first batch alone where that takes no more than its
         rows, so that the loop gets it before a whole window was read.
         """
         alone = self.share.batch_size if self._reads_single_rows() else 0
@@ -70,7 +70,7 @@ class ReadPlan:
         """Whether rows can be read without the checksum block, or chunk, that they are in."""
         if self.data.windows is not None:
             return not self.data.windows.chunked
-        extents = (extent for slab in self.data.slabs for extent in slab.extents.values())
+        extents = self.data.extents()
         return not self.verify and all(e.chunks is None and not e.refusal for e in extents)
 
 
@@ -94,45 +94,6 @@ class SlowRead:
 
 
 @dataclass(frozen=True)
-class PieceReads:
-    """All reads of one piece. slabs: acquired in SlabFiles, to be released.
-
-    failed: places of the piece that cannot be read, and why. places: of the piece. portions: by
-    task, the number of its rows in row_edges, and of its slab in slab_of. reads_slowly: what
-    Python reads of it takes time.
-    """
-
-    data: DataMap
-    batch: TaskBatch
-    slow: deque[SlowRead]
-    slabs: list[int]
-    nbytes: int
-    failed: list[tuple[IntArray, DataError]]
-    places: IntArray
-    portions: IntArray
-    row_edges: IntArray
-    slab_of: IntArray
-    reads_slowly: bool
-
-    def explain(self, number: int) -> tuple[IntArray, DataError]:
-        """Places and error of a task that failed."""
-        task, portion = self.batch.tasks[number], int(self.portions[number])
-        path = self.data.slabs[int(self.slab_of[portion])].path
-        rows = slice(*self.row_edges[portion : portion + 2].tolist())
-        status, position = int(task["status"]), int(task["position"])
-        if status == row_copies.END:
-            text = f"truncated, bytes from {position} on are missing; copy or convert it again"
-        elif status == row_copies.MISMATCH:
-            text = (
-                f"the checksum of the block at byte {position} is wrong, its data changed on the "
-                "disk or on the way; restore this file, see hsgd data verify"
-            )
-        else:
-            text = f"reading from byte {position} on failed: {os.strerror(status)}"
-        return self.places[rows], DataError(f"{path}: {text}")
-
-
-@dataclass(frozen=True)
 class _Portions:
     """The ranges of a piece, and those that one task reads: of one slab, following one another, up
     to a block of rows.
@@ -151,6 +112,43 @@ class _Portions:
     def rows(self, number: int) -> slice:
         """Of the piece."""
         return slice(*self.row_edges[number : number + 2].tolist())
+
+
+@dataclass(frozen=True)
+class PieceReads:
+    """All reads of one piece. slabs: acquired in SlabFiles, to be released.
+
+    failed: places of the piece that cannot be read, and why. places: of the piece. portion_of: of
+    each task. reads_slowly: what Python reads of it takes time.
+    """
+
+    data: DataMap
+    batch: TaskBatch
+    slow: deque[SlowRead]
+    slabs: list[int]
+    nbytes: int
+    failed: list[tuple[IntArray, DataError]]
+    places: IntArray
+    portions: _Portions
+    portion_of: IntArray
+    reads_slowly: bool
+
+    def explain(self, number: int) -> tuple[IntArray, DataError]:
+        """Places and error of a task that failed."""
+        task, portion = self.batch.tasks[number], int(self.portion_of[number])
+        path = self.data.slabs[int(self.portions.slab_of[portion])].path
+        rows = self.portions.rows(portion)
+        status, position = int(task["status"]), int(task["position"])
+        if status == row_copies.END:
+            text = f"truncated, bytes from {position} on are missing; copy or convert it again"
+        elif status == row_copies.MISMATCH:
+            text = (
+                f"the checksum of the block at byte {position} is wrong, its data changed on the "
+                "disk or on the way; restore this file, see hsgd data verify"
+            )
+        else:
+            text = f"reading from byte {position} on failed: {os.strerror(status)}"
+        return self.places[rows], DataError(f"{path}: {text}")
 
 
 def _failed(
@@ -180,7 +178,7 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
     least = _DIRECT_BYTES if direct else _STAGING_BYTES
     if data.windows is not None:
         data = data.windows.source
-    chunks = [extent.chunks for slab in data.slabs for extent in slab.extents.values()]
+    chunks = [extent.chunks for extent in data.extents()]
     least += 3 * max((mapped.nbytes for mapped in chunks if mapped is not None), default=0)
     if not verify:
         return least
@@ -259,7 +257,7 @@ class Scheduler:
         self._reader.close()
 
     def reads(self, piece: StreamPiece, skip: int, bases: Addresses) -> PieceReads:
-        """The reads of a piece. bases: addresses of its batches; skip: samples that the first
+        """Plan the reads of a piece. bases: addresses of its batches; skip: samples that the first
         batch had before.
         """
         if self._plan.verify:
@@ -307,9 +305,8 @@ class Scheduler:
             int(read.sum()),
             failed,
             piece.places,
+            portions,
             numbers,
-            portions.row_edges,
-            slab_of,
             reads_slowly,
         )
 

@@ -1,9 +1,8 @@
 """Reading ranges of rows from the places that a DataMap names.
 
-Owns `RowReader`: large preadv calls straight into the caller's array where the DataMap allows to
-bypass HDF5, h5py elsewhere. Never decides who reads what (partition.py), and never trusts a file
-that changed since it was examined (files.py). Batches of rows in shuffled order go another way
-(reader_pool.py, row_copies.py), which comes here for what needs h5py or another byte order.
+Large preadv calls straight into the caller's array where the DataMap allows to bypass HDF5, h5py
+elsewhere. Batches of rows in shuffled order go another way (filler.py, row_copies.py), which comes
+here for what needs h5py or another byte order.
 """
 
 from __future__ import annotations
@@ -26,27 +25,28 @@ from hsgd.base.closing import Closing
 from hsgd.errors import DataError
 
 from ..format.chunks import Undecodable, decode, load_filters
-from ..format.dataset_index import (
-    DataMap,
-    Extent,
-    Offsets,
-)
+from ..format.data_map import DataMap, Extent, Offsets
 from ..format.fields import stored_name
 from ..format.opening import Identity, first_line, object_identity, open_hdf5
 from ..format.ragged import Ragged, join
-from ..order.partition import IntArray
-from ..remote.objects import ObjectReader, RemoteAccess, RequestCounts
+from ..order.epoch_order import IntArray
+from ..remote.disk_cache import RequestCounts
+from ..remote.object_reader import ObjectReader, RemoteAccess
 from . import row_copies
 from .claimed_memory import claimed_memory
-from .files import SlabFiles, check_unchanged
+from .slab_files import SlabFiles, check_unchanged
 
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["ReadStats", "RowReader", "check_offsets"]
+__all__ = ["ReadStats", "RowReader", "WrongChecksum", "check_offsets"]
 
 _READ_BYTES = 16 << 20  # per preadv call
 _OPEN_FILES = 64  # kept open by one RowReader
+
+
+class WrongChecksum(DataError):
+    """The values of a block are not those that were stored."""
 
 
 @dataclass
@@ -127,7 +127,7 @@ class RowReader(Closing):
         self.stats.read_s += time.perf_counter() - began
 
     def read_ragged(self, name: str, start: int, count: int) -> Ragged:
-        """Samples [start, start + count) of a ragged field, as NumPy arrays; raises as read()."""
+        """Read samples [start, start + count) of a ragged field; raises as read()."""
         spec = self._specs[name]
         parts = [Ragged(np.empty((0, *spec.shape), spec.dtype), np.zeros(1, np.int64))]
         while count:
@@ -223,7 +223,7 @@ class RowReader(Closing):
         sizes: IntArray | None = None,
         verify: bool = False,
     ) -> None:
-        """Samples of slab `number` from its sample `start` on, each to an address of its own.
+        """Read samples of slab `number` from its `start` on, each to an address of its own.
 
         places: one address per sample, 0 for one that nobody wants. Memory there is of the native
         dtype of the field. first, sizes: of a ragged field, its first element and the bytes of
@@ -255,7 +255,7 @@ class RowReader(Closing):
             if crc != expected and self._forget_rows(number, name, row, rows):
                 crc = move()
             if crc != expected:
-                raise DataError(
+                raise WrongChecksum(
                     f"{self.data.slabs[number].path}: the checksum of the block "
                     f"{_place_of(extent, row)} of {name!r} is wrong; restore this file, see hsgd "
                     "data verify"

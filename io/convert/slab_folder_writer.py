@@ -1,8 +1,6 @@
 """Writing slabs: the files of one dataset, made whole in an empty folder.
 
-Owns the making of slab files and of the index, and their seal. A slab is slab-00003.h5.part until
-its rows, checksums and seal are on the disk. Knows nothing of where rows come from
-(shuffle_passes.py) or of what becomes of the folder (atomic_folder.py).
+A slab is slab-00003.h5.part until its rows, checksums and seal are on the disk.
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ from ..format.slab_folder import (
     import_h5py,
     slab_name,
 )
-from ..order.partition import IntArray
+from ..order.epoch_order import IntArray
 from ..reading import row_copies
-from .atomic_folder import sync_file, sync_folder
+from .staged_folder import sync_file, sync_folder
 
 if TYPE_CHECKING:
     import h5py
@@ -74,15 +72,15 @@ class Column:
     extra: int = 0
 
     def rows(self, slab: int) -> int:
-        """Rows in a slab."""
+        """Return rows in a slab."""
         return int(self.cut(slab, self.bounds[slab + 1] - self.bounds[slab])[0, 1])
 
     def first(self, slab: int) -> int:
-        """Rows in the slabs before."""
+        """Return rows in the slabs before."""
         return self.bounds[slab] if self.ends is None else int(self.ends[self.bounds[slab]])
 
     def cut(self, slab: int, samples: int) -> IntArray:
-        """Rows [start, stop) of each block of so many samples of a slab."""
+        """Return rows [start, stop) of each block of so many samples of a slab."""
         first, last = self.bounds[slab], self.bounds[slab + 1]
         starts = np.arange(first, last, samples)
         stops = np.minimum(starts + samples, last)
@@ -158,11 +156,11 @@ class SlabFolderWriter:
             self._write(slab, self._columns[f"{spec.name}/{OFFSETS}"], 0, ends)
 
     def slab_bytes(self, slab: int, spec: FieldSpec) -> int:
-        """Bytes that a field has in the slab."""
+        """Return bytes that a field has in the slab."""
         return self._columns[_stored_name(spec)].rows(slab) * spec.row_bytes
 
     def read_back(self, slab: int, spec: FieldSpec) -> NDArray[Any]:
-        """All rows, or elements, of a field in the slab, as written so far."""
+        """Return all rows, or elements, of a field in the slab, as written so far."""
         column = self._columns[_stored_name(spec)]
         return self._read_rows(slab, column, 0, column.rows(slab))
 

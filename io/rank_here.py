@@ -1,7 +1,4 @@
-"""Which rank this process is, and of how many, when the caller does not say.
-
-Owns where that is looked up. Never starts anything and never talks to another rank.
-"""
+"""Which rank this process is, and of how many, when the caller does not say."""
 
 from __future__ import annotations
 

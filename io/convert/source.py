@@ -1,0 +1,88 @@
+"""What all sources of a conversion have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hsgd.errors import DataError
+
+from ..format.attributes import Attributes
+from ..format.packing_of import Packing
+from ..format.ragged import Block
+from ..format.slab_folder import FieldSpec
+from ..order.epoch_order import IntArray
+
+__all__ = ["Source", "identity_of_files", "reading"]
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class Source(ABC):
+    """Named fields with the same number of rows, read from the first row to the last.
+
+    Attributes:
+        specs: the fields, with native dtypes.
+        num_samples: rows of every field.
+        files: what they are read from.
+        text_fields: those that hold text.
+        notes: lines to warn with.
+        left_out: by name, why something is no field; left_out_are: what these are.
+        unwritten: by field, what of it nobody ever wrote.
+        packing: attributes of fields whose values stand for others.
+    """
+
+    specs: tuple[FieldSpec, ...]
+    num_samples: int
+    files: Sequence[Path]
+    text_fields: frozenset[str] = frozenset()
+    notes: Sequence[str] = ()
+    left_out: Mapping[str, str] = _NOTHING
+    left_out_are = "no fields, so"
+    unwritten: Mapping[str, str] = _NOTHING
+    packing: Packing = _NOTHING
+
+    @abstractmethod
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """Yield the rows of a field from `start` on, in blocks of at most `rows`.
+
+        Blocks are Ragged where the field is; each is valid until the next.
+        """
+
+    def identity(self) -> str:
+        """Return what changes when the source does: by default a digest of its files."""
+        return identity_of_files(self.files)
+
+    def lengths(self, spec: FieldSpec) -> IntArray | None:
+        """Return the elements of each sample of a ragged field; None: they are to be read."""
+        return None
+
+    def attributes(self) -> Attributes:
+        """Return what the user wrote beside the samples."""
+        return Attributes()
+
+
+def identity_of_files(paths: Iterable[Path]) -> str:
+    """Return a digest of paths, sizes and times of change."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with reading(path):
+            status = path.stat()
+        digest.update(f"{path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Turn what the system raises for a file inside the block into DataError."""
+    try:
+        yield
+    except DataError:  # an OSError as well
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,0 +1,42 @@
+"""How rows of several fields lie in one piece of memory: a slot of a ring, or of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .slab_folder import OFFSETS, FieldSpec
+
+__all__ = ["SlotLayout", "slot_layout"]
+
+_LINE = 64
+_OFFSET_BYTES = 8  # int64
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """offsets: where fields begin, and the offsets of ragged ones (FIELD/offsets), which lie before
+    their values. nbytes: of all.
+    """
+
+    offsets: dict[str, int]
+    nbytes: int
+
+
+def slot_layout(
+    specs: Sequence[FieldSpec], rows: int, elements: Mapping[str, int] | None = None
+) -> SlotLayout:
+    """Lay out `rows` samples. elements: that ragged fields have room for, in all."""
+    offsets: dict[str, int] = {}
+    end = 0
+
+    def add(name: str, nbytes: int) -> None:
+        nonlocal end
+        offsets[name] = end
+        end += -(-nbytes // _LINE) * _LINE
+
+    for spec in specs:
+        if spec.ragged:
+            add(f"{spec.name}/{OFFSETS}", _OFFSET_BYTES * (rows + 1))
+        add(spec.name, spec.row_bytes * ((elements or {})[spec.name] if spec.ragged else rows))
+    return SlotLayout(offsets, end)
