@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from hsgd.config import Config
@@ -25,24 +25,20 @@ from hsgd.torch.gradients.reduction_options import Options
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import ADASUM, AVERAGE
-from hsgd.torch.strategies.arguments import refuse_options
-from hsgd.torch.strategies.table import NODE_SHARED, STRATEGIES
+from hsgd.torch.strategy_table import (
+    BUCKET_CAP_MB,
+    STRATEGIES,
+    Request,
+    Strategy,
+    refuse_options,
+    share_optimizer,
+    start_strategy,
+)
 from torch import Tensor
 
-__all__ = ["Distributed", "DistributedOptimizer", "Strategy"]
+__all__ = ["Distributed", "DistributedOptimizer"]
 
 _OVERLAP = {"overlap": "always", "after_backward": "never"}
-_BUCKET_CAP_MB = 25.0
-Strategy = Literal[
-    "auto",
-    "overlap",
-    "after_backward",
-    "notified_tree",
-    "gossip",
-    "diloco",
-    "easgd_async",
-    "easgd_hybrid",
-]
 
 
 class Distributed(torch.optim.Optimizer):
@@ -241,7 +237,7 @@ def DistributedOptimizer(
     groups: int | list[list[Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-    bucket_cap_mb: float = _BUCKET_CAP_MB,
+    bucket_cap_mb: float = BUCKET_CAP_MB,
     strategy: Strategy = "auto",
     node_shared: bool = False,
     model: torch.nn.Module | None = None,
@@ -308,24 +304,20 @@ def DistributedOptimizer(
         )
     names = _names(optimizer.param_groups, named_parameters)
     _check_groups(groups)
-    own = STRATEGIES.get(strategy, NODE_SHARED if node_shared else None)
-    others: dict[str, Any] = {
-        "op": op,
-        "model": model,
-        "named_parameters": named_parameters,
-        "options": strategy_options,
-        "compression": compression,
-        "backward_passes_per_step": backward_passes_per_step,
-        "gradient_predivide_factor": gradient_predivide_factor,
-        "groups": groups,
-        "sparse_as_dense": sparse_as_dense,
-        "process_set": process_set,
-        "node_shared": node_shared,
-    }
-    if bucket_cap_mb != _BUCKET_CAP_MB:
-        others["bucket_cap_mb"] = bucket_cap_mb
-    if own is not None:
-        return own(optimizer, strategy, **others)
+    if strategy in STRATEGIES or node_shared:
+        transport = {
+            "op": op,
+            "compression": compression,
+            "backward_passes_per_step": backward_passes_per_step,
+            "gradient_predivide_factor": gradient_predivide_factor,
+            "groups": groups,
+            "sparse_as_dense": sparse_as_dense,
+            "process_set": process_set,
+            "node_shared": node_shared,
+            "bucket_cap_mb": bucket_cap_mb,
+        }
+        request = Request(optimizer, strategy, model, named_parameters, strategy_options, transport)
+        return start_strategy(request) if strategy in STRATEGIES else share_optimizer(request)
     refuse_options(strategy, strategy_options)
     options = Options(
         compression,
