@@ -7,7 +7,6 @@ words for arguments that have no meaning there. Never moves data.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -21,6 +20,7 @@ from hsgd.optim.elastic_averaging.easgd_optimizer import ElasticAveraging, Mode
 from hsgd.optim.gossip.gossip_optimizer import Gossip
 from hsgd.optim.node_shared.node_shared_optimizer import NodeSharedOptimizer, SharedParameters
 from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
+from hsgd.optim.optimizer_ranks import weakly
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.core_errors import core_errors_as_horovods
@@ -220,13 +220,7 @@ def _end_with_job(optimizer: _Restartable) -> _Restartable:
     local. Does not keep it.
     """
     if link() is not None:
-        weak = weakref.WeakMethod(optimizer.abort)
-
-        def abort() -> None:
-            if (found := weak()) is not None:
-                found()
-
-        runtime.current().on_abort.append(abort)
+        runtime.current().on_abort.append(weakly(optimizer.abort, None))
     return optimizer
 
 

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 from torch.optim.optimizer import Optimizer
 
 import torch
-from hsgd.comm.agree import agree
 from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
 from hsgd.onesided.networks import Network
@@ -33,9 +33,9 @@ from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.layouts import layout_terms
-from hsgd.optim.split_comms import SplitComms
+from hsgd.optim.optimizer_ranks import OptimizerRanks
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
-from hsgd.optim.worker_group import WorkerGroup, split_workers
+from hsgd.optim.worker_group import WorkerGroup
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
 from torch import Tensor, nn
 
@@ -136,7 +136,7 @@ class ElasticAveraging(WrappingOptimizer):
         network: Network = "sockets",
     ) -> None:
         super().__init__(optimizer)
-        self._comm, self._order, self._overlap = comm, order, overlap
+        self._order, self._overlap = order, overlap
         given = params if isinstance(params, nn.Module) else list(params)
         options = {
             "mode": mode,
@@ -150,21 +150,19 @@ class ElasticAveraging(WrappingOptimizer):
             "max_steps": max_steps,
             "network": network,
         }
-        agree(comm, "ElasticAveraging", lambda: self._take(given, options))
+        terms = partial(self._take, given, options)
+        self._ranks = OptimizerRanks(comm, "ElasticAveraging", terms)
         self._fixed = FixedParameters("ElasticAveraging", optimizer, given, self._parameters)
         broadcast_initial(comm, given, self._weights())
         # A constant such as a mask of -inf has no distance from the centre's.
         self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
         self._group = self._join_group(group_size) if mode == "hybrid" else None
-        exchanges = self._group is None or self._group.leads
-        self.workers = int(comm.allreduce(np.array([exchanges], np.int64))[0])
+        self.workers, self._team = self._ranks.count, self._ranks.between
         self.moving_rate = checked_moving_rate(
             moving_rate, self.workers, own_pull=pull_rate is not None, warn=comm.rank == 0
         )
         self.pull_rate = checked_pull_rate(pull_rate, self.moving_rate)
         self._delta = self._room_for_move(_COMPRESSIONS[compression])
-        lead = 0 if exchanges else None
-        self._team = comm if self._group is None else comm.split(lead, key=comm.rank)
         if self._team is not None:
             start = joined(self._weights())
             self._box = ParameterBox.over(
@@ -175,7 +173,7 @@ class ElasticAveraging(WrappingOptimizer):
         self._over = self._done = False
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
-        self._split_off = self._leave_with(comm)
+        self._ranks.before_close(self._abandon)  # what was split off ends before it does
 
     def _room_for_move(self, dtype: torch.dtype) -> Tensor:
         """A vector for the move of all weights; in a group collective, and seen by all of it."""
@@ -184,12 +182,6 @@ class ElasticAveraging(WrappingOptimizer):
             return torch.empty(count, dtype=dtype)
         move: Tensor = self._group.comm.empty(count, dtype, name="move of the group")
         return move
-
-    def _leave_with(self, comm: Comm) -> SplitComms:
-        """What was split off it ends before it does."""
-        found = SplitComms(comm, (None if self._group is None else self._group.comm, self._team))
-        found.before_close(self._abandon)
-        return found
 
     def _take(
         self, params: nn.Module | Sequence[Tensor], options: dict[str, Any]
@@ -206,9 +198,9 @@ class ElasticAveraging(WrappingOptimizer):
         return {**options, **layout_terms(params)}
 
     def _join_group(self, group_size: int | None) -> WorkerGroup:
-        members = split_workers(self._comm, group_size, "ElasticAveraging: group_size")
+        members = self._ranks.divide(group_size, "ElasticAveraging: group_size")
         trained = [p for p in self._parameters if p.requires_grad]
-        return WorkerGroup(members, trained, self._fixed.named(), self._comm.rank)
+        return WorkerGroup(members, trained, self._fixed.named(), self._ranks.comm.rank)
 
     # --- what training scripts call ---
 
@@ -343,7 +335,7 @@ class ElasticAveraging(WrappingOptimizer):
             return
         self._closed = True
         with contextlib.ExitStack() as last_first:  # each of them, whatever the others raise
-            last_first.callback(self._split_off.leave)
+            last_first.callback(self._ranks.leave)
             if self._group is not None:
                 last_first.callback(self._group.unhook)
             if self._box is not None:
@@ -356,7 +348,7 @@ class ElasticAveraging(WrappingOptimizer):
     def _abandon(self) -> None:
         self._closed = True
         with contextlib.ExitStack() as last_first:  # as in close()
-            last_first.callback(self._split_off.leave, abort=True)
+            last_first.callback(self._ranks.leave, abort=True)
             if self._progress is not None:
                 last_first.callback(self._progress.abandon)
             if self._box is not None:

@@ -13,11 +13,12 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
+from hsgd.optim.optimizer_ranks import weakly
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import sparse_allreduce_async
 from hsgd.torch.core_errors import core_errors_as_horovods
@@ -37,8 +38,6 @@ from torch import Tensor
 
 __all__ = ["GradientReducer"]
 
-_Result = TypeVar("_Result")
-
 
 class GradientReducer:
     """passes: backward passes per step. names: of all parameters, by id()."""
@@ -57,7 +56,7 @@ class GradientReducer:
         self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet looked at
         self._hooks: dict[Tensor, Any] = {}
         self._wake = _weak_hook(self)
-        self._pass = BackwardPass(_weak_hook(self, "_begin_pass"), _weak(self._end_pass, None))
+        self._pass = BackwardPass(_weak_hook(self, "_begin_pass"), weakly(self._end_pass, None))
         self._passes_left = passes  # of this round
         self._rounds = 0  # since the last step
         self._order: dict[Tensor, None] = {}  # new parameters, as their gradients came
@@ -72,7 +71,7 @@ class GradientReducer:
         self._alone = False  # it has no other ranks
         self._comm: Comm | None = None
         self._stand_in: StandIn | None = None
-        self._inspected: Callable[[], list[tuple[str, float]]] = _weak(self._pending, [])  # stalls
+        self._inspected: Callable[[], list[tuple[str, float]]] = weakly(self._pending, [])  # stalls
 
     def watch(self, groups: Sequence[Sequence[Tensor]]) -> None:
         """Follow parameters that need gradients and are new; local. Called in every step: cheap
@@ -429,7 +428,7 @@ class GradientReducer:
             if self._inspected not in job.watched:
                 job.watched.append(self._inspected)
             self._stand_in = StandIn(
-                self._comm, _weak(self._reduce_open, None), _weak(self._abandon_trial, None)
+                self._comm, weakly(self._reduce_open, None), weakly(self._abandon_trial, None)
             )
             job.joining.append(self._stand_in)
         return self._comm
@@ -483,14 +482,3 @@ def _weak_hook(reducer: GradientReducer, method: str = "_came") -> Callable[[Ten
             getattr(alive, method)(parameter)
 
     return hook
-
-
-def _weak(method: Callable[[], _Result], gone: _Result) -> Callable[[], _Result]:
-    """The method, and `gone` when its object is no more."""
-    found = weakref.WeakMethod(method)
-
-    def call() -> _Result:
-        alive = found()
-        return gone if alive is None else alive()
-
-    return call
