@@ -147,7 +147,7 @@ class DiLoCo(RestartableOptimizer):
             with self._ranks.told():
                 self._group.average_gradients(False)
             self._metrics.group_s += time.perf_counter() - begin
-        result = self._optimizer.step() if closure is None else self._optimizer.step(closure)
+        result = self._step_wrapped(closure)
         self._metrics.steps += 1
         with torch.no_grad(), self._ranks.told():
             self._apply(self._metrics.steps, self.outer, self._alpha)
@@ -247,7 +247,7 @@ class DiLoCo(RestartableOptimizer):
             leads = self._workers is not None and self._workers.rank == 0
             check_saved(own, self._fragments, leads)
         self._queue.drain()
-        self._load_inner(state_dict)
+        self._load_wrapped(state_dict, "diloco")
         if own is None:
             return
         steps = np.array([own["steps"]], np.int64)
@@ -287,7 +287,7 @@ class DiLoCo(RestartableOptimizer):
         self._queue = ExchangesUnderWay([], None, False, [])
         self._optimizer.zero_grad()  # gradients may lie in memory of the old communicator
         if state_dict is not None:
-            self._load_inner(state_dict)
+            self._load_wrapped(state_dict, "diloco")
         self._join(comm, *kept)
         self._kept_for_restart = None
 
@@ -439,12 +439,6 @@ class DiLoCo(RestartableOptimizer):
         counted -= self._metrics.wait_s + self._metrics.apply_s
         self._metrics.group_s += time.perf_counter() - begin + counted
         return flat
-
-    # --- saving and loading ---
-
-    def _load_inner(self, state_dict: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "diloco"})
-        self._take_over()
 
     # --- set-up and end ---
 

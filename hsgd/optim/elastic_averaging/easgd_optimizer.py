@@ -312,8 +312,7 @@ class ElasticAveraging(WrappingOptimizer):
                 f"{sum(found)} values, this model {len(sizes)} of {sum(sizes)}; it is of another "
                 "model"
             )
-        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "elastic"})
-        self._take_over()
+        self._load_wrapped(state_dict, "elastic")
         self._metrics.steps = own.get("steps", self._metrics.steps)
         if "trigger" in own:
             self._trigger.load_state_dict(own["trigger"])

@@ -22,12 +22,12 @@ import torch
 from hsgd.errors import CollectiveTimeout, about
 from hsgd.onesided.networks import Network
 from hsgd.optim.fixed_parameters import FixedParameters
-from hsgd.optim.flat_vectors import Flattened
+from hsgd.optim.flat_vectors import Flattened, values_kept
 from hsgd.optim.gossip.first_moments import FirstMoments, Momentum
 from hsgd.optim.gossip.gossip_ranks import GossipRanks, distance_from_mean
 from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores, warn_of_lost
 from hsgd.optim.gossip.gossip_terms import WIRE, checked_rule, terms_of
-from hsgd.optim.gossip.gossip_turns import Turns, usual_trigger
+from hsgd.optim.gossip.gossip_turns import Turns
 from hsgd.optim.gossip.joint_start import Past, start_together
 from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds
 from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager, Traffic
@@ -35,7 +35,7 @@ from hsgd.optim.gossip.pair_rounds import PairRounds
 from hsgd.optim.gossip.topology import Topology, graph_of
 from hsgd.optim.optimizer_ranks import refusals_told
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
-from hsgd.optim.triggers.communication_triggers import Trigger
+from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
 from hsgd.optim.wrapping_optimizer import tensors_of
 from torch import Tensor, nn
 
@@ -109,7 +109,9 @@ class Gossip(RestartableOptimizer):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(optimizer)
-        self._trigger = usual_trigger(outer) if trigger is None else trigger
+        # Partners of NoLoCo meet in the same steps.
+        usual = RelativeChange(0.05) if outer is None else FixedPeriod(50)
+        self._trigger = usual if trigger is None else trigger
         options = {
             "topology": topology,
             "max_interval": max_interval,
@@ -160,7 +162,7 @@ class Gossip(RestartableOptimizer):
             if closure is not None:
                 raise TypeError("Gossip.step: hierarchical=True takes no closure; call backward()")
             self._ranks.average_gradients(list(self._flat.views))
-        result = self._optimizer.step() if closure is None else self._optimizer.step(closure)
+        result = self._step_wrapped(closure)
         self._steps += 1
         with torch.no_grad():
             self._moments.adopt(self.state)
@@ -223,15 +225,11 @@ class Gossip(RestartableOptimizer):
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[None]:
         """Within it the tensors are the mean over ranks; collective, blocking."""
-        every = (self._flat, self._extra)
-        kept = [one.copies() for one in every]
-        for vector in (v for one in every for v in one.vectors):
-            self._comm.allreduce(vector, "mean", out=vector, name="mean model")
-        try:
+        vectors = [*self._flat.vectors, *self._extra.vectors]
+        with values_kept(vectors):
+            for vector in vectors:
+                self._comm.allreduce(vector, "mean", out=vector, name="mean model")
             yield
-        finally:
-            for one, copies in zip(every, kept, strict=True):
-                one.restore(copies)
 
     def compare(self, score: Callable[[], float]) -> Scores:
         """Call `score` with this rank's model, and with the mean one; collective, blocking."""
@@ -429,8 +427,7 @@ class Gossip(RestartableOptimizer):
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
         """All but outer weights."""
-        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gossip"})
-        self._take_over()
+        self._load_wrapped(dict(state_dict), "gossip")
         self._moments.adopt(self.state)
         if (gossip := state_dict.get("gossip")) is not None:
             self._turns.load_state_dict(gossip["turns"])

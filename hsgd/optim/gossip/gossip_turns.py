@@ -1,7 +1,6 @@
 """Whom a rank of Gossip asks, step by step: the trigger says when, the topology with whom.
 
-Owns the usual trigger, the rank's place in its order of peers, and what it remembers of calls that
-came to nothing.
+Owns the rank's place in its order of peers, and what it remembers of calls that came to nothing.
 Never communicates.
 """
 
@@ -12,10 +11,10 @@ from typing import Any
 
 from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.gossip.topology import Topology
-from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
+from hsgd.optim.triggers.communication_triggers import Trigger
 from torch import Tensor
 
-__all__ = ["Turns", "check_schedule", "usual_trigger"]
+__all__ = ["Turns"]
 
 
 class Turns:
@@ -138,25 +137,3 @@ class Turns:
         self._turn, self._silent = state["turn"], state["silent"]
         self._since_call, self._owed = state["since_call"], state["owed"]
         self._yielded, self._met_next = state["yielded"], state["met_next"]
-
-
-def usual_trigger(outer: object) -> Trigger:
-    """Where none is given; local. Partners of NoLoCo meet in the same steps."""
-    return RelativeChange(0.05) if outer is None else FixedPeriod(50)
-
-
-def check_schedule(
-    trigger: Any, max_interval: int | None, global_average_every: int | None
-) -> None:
-    """Raise TypeError or ValueError for those of Gossip that cannot be; local."""
-    if not isinstance(trigger, Trigger):
-        raise TypeError(
-            f"Gossip: trigger is a {type(trigger).__name__}; give one of hsgd.optim.triggers, or "
-            "an object with step, reset, state_dict and load_state_dict"
-        )
-    for name, value in (
-        ("max_interval", max_interval),
-        ("global_average_every", global_average_every),
-    ):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"Gossip: {name} is {value!r}; give steps, 1 or more, or None")

@@ -19,7 +19,7 @@ from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.gossip.pair_rounds import PairRounds, partner_of
 from torch import Tensor
 
-__all__ = ["NoLoCo", "OuterRounds", "read_outer"]
+__all__ = ["NoLoCo", "OuterRounds"]
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,6 @@ class NoLoCo:
         velocity.mul_(self.momentum).add_(progress, alpha=self.lr)
         velocity.add_(mean - weights, alpha=pull)
         weights.add_(velocity)
-
-
-def read_outer(outer: object, topology: Any, compression: Any, network: str) -> NoLoCo | None:
-    """What Gossip's `outer` means. Raises ValueError, also for what does not go with it."""
-    if outer is None:
-        return None
-    if outer != "noloco" and not isinstance(outer, NoLoCo):
-        raise ValueError(f'Gossip: outer is {outer!r}; use "noloco", a NoLoCo(lr=...) or None')
-    for name, given, only in (
-        ("topology", topology, "random"),
-        ("compression", compression, None),
-        ("network", network, "sockets"),
-    ):
-        if given is not only and given != only:
-            raise ValueError(f"Gossip: outer needs {name}={only!r}, not {given!r}")
-    return outer if isinstance(outer, NoLoCo) else NoLoCo()
 
 
 class OuterRounds:

@@ -37,7 +37,7 @@ from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost, about
 from hsgd.onesided.networks import Network, choose_network
 from hsgd.onesided.notified_window import NotifiedWindow
-from hsgd.optim.flat_vectors import as_memory, in_memory, square
+from hsgd.optim.flat_vectors import in_memory, square
 from torch import Tensor
 
 __all__ = ["Averaged", "PairAverager", "Traffic"]
@@ -146,9 +146,9 @@ class PairAverager:
             network=choose_network(comm, network, "Gossip", any_thread=True),
             forgiving=True,  # a peer that stands still holds up nobody else
         )
-        self._own = as_memory(self._window.segment())
+        self._own = torch.from_numpy(self._window.segment())
         self._segments = {
-            peer: as_memory(self._window.segment(peer))
+            peer: torch.from_numpy(self._window.segment(peer))
             for peer in self._peers
             if peer not in self._remote[self._rank]
         }

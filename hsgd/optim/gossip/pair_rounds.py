@@ -13,10 +13,11 @@ import random
 import time
 from collections.abc import Sequence
 
+import torch
 from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.onesided.notified_window import NotifiedWindow
-from hsgd.optim.flat_vectors import as_memory, in_memory
+from hsgd.optim.flat_vectors import in_memory
 from hsgd.optim.gossip.pair_averaging import Traffic
 from torch import Tensor
 
@@ -64,7 +65,7 @@ class PairRounds:
             network="sockets",
             forgiving=True,  # a partner that stands still breaks nothing
         )
-        self._memory = as_memory(self._window.segment())
+        self._memory = torch.from_numpy(self._window.segment())
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         for rank in others:
             self._window.bind(self._sent_slot(rank), rank)

@@ -42,7 +42,21 @@ class Trigger(Protocol):
         """Take it back."""
 
 
-class FixedPeriod:
+class _IgnoresWeights:
+    """A trigger that looks at the step only; local."""
+
+    def reset(self, params: Sequence[Tensor]) -> None:
+        """Do nothing: the period goes on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: it all follows from the step."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+class FixedPeriod(_IgnoresWeights):
     """Every `period` steps, whatever happens: after steps period, 2 * period, and so on."""
 
     def __init__(self, period: int) -> None:
@@ -52,21 +66,11 @@ class FixedPeriod:
         """Whether `step` is a multiple of the period."""
         return step % self.period == 0
 
-    def reset(self, params: Sequence[Tensor]) -> None:
-        """Nothing: the period goes on."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: it all follows from the step."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing."""
-
     def __repr__(self) -> str:
         return f"FixedPeriod({self.period})"
 
 
-class JitteredPeriod:
+class JitteredPeriod(_IgnoresWeights):
     """Every `period` steps on average: intervals are drawn from 1 to 2 * period - 1, evenly.
 
     seed: of the draws; another on each rank, or all draw alike.
@@ -83,9 +87,6 @@ class JitteredPeriod:
             return False
         self._next = step + self._draw()
         return True
-
-    def reset(self, params: Sequence[Tensor]) -> None:
-        """Nothing: the interval goes on."""
 
     def state_dict(self) -> dict[str, Any]:
         """Where the draws are."""
