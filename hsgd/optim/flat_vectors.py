@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "Flattened",
+    "Places",
     "at_least_float32",
     "in_memory",
     "joined",
@@ -21,6 +22,8 @@ __all__ = [
     "values_kept",
     "views_of",
 ]
+
+_LINE = 64  # bytes
 
 
 class Flattened:
@@ -81,6 +84,30 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
 def in_memory(memory: Tensor, offset: int, count: int, dtype: torch.dtype) -> Tensor:
     """Return `count` elements at `offset` of uint8 memory, as a 1-d view."""
     return memory[offset : offset + count * dtype.itemsize].view(dtype)
+
+
+class Places:
+    """Where vectors lie one behind the other in raw memory, each at a cache line; local.
+
+    like: 1-d tensors. wire_dtype: of floating vectors; None: their own.
+    """
+
+    def __init__(self, like: Iterable[Tensor], wire_dtype: torch.dtype | None = None) -> None:
+        self.offsets: list[int] = []
+        self._parts: list[tuple[int, int, torch.dtype]] = []
+        end = 0
+        for tensor in like:
+            dtype = (wire_dtype if tensor.is_floating_point() else None) or tensor.dtype
+            self.offsets.append(end)
+            self._parts.append((end, tensor.numel(), dtype))
+            end += -(-tensor.numel() * dtype.itemsize // _LINE) * _LINE
+        self.nbytes = max(end, _LINE)
+
+    def views(self, memory: Tensor, begin: int) -> list[Tensor]:
+        """Return the vectors that lie in uint8 memory from `begin` on; local."""
+        return [
+            in_memory(memory, begin + offset, count, dtype) for offset, count, dtype in self._parts
+        ]
 
 
 def square(tensor: Tensor) -> float:

@@ -19,9 +19,9 @@ from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.adasum_optimizer import AdasumDistributed
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.gradients.gradient_buckets import Options
 from hsgd.torch.gradients.overlap import OverlapChoice
 from hsgd.torch.gradients.reducer import GradientReducer
-from hsgd.torch.gradients.reduction_options import Options
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import ADASUM, AVERAGE
@@ -74,7 +74,7 @@ class Distributed(torch.optim.Optimizer):
 
         Not a name of Horovod's.
         """
-        return self._reducer.overlap_choice
+        return self._reducer.overlap.choice
 
     def synchronize(self) -> None:
         """Make the gradients those of all ranks, unless backward() has done so already; collective
@@ -83,14 +83,14 @@ class Distributed(torch.optim.Optimizer):
         Kept for scripts of Horovod, which follow it by `with optimizer.skip_synchronize():
         optimizer.step()`. Gradients may be clipped or unscaled with and without it.
         """
-        if self._active():
+        if self._reducer.active:
             self._watch()
             self._reducer.settle()
         self._synchronized = True
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which step() does not synchronize."""
+        """Keep step() from synchronizing within the block."""
         self._should_synchronize = False
         try:
             yield
@@ -98,12 +98,12 @@ class Distributed(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Any = None) -> Any:
-        """synchronize(), unless told not to, and the optimizer's own step().
+        """Synchronize, unless told not to, and make the optimizer's own step.
 
         closure: gradients are those of all ranks after each of its calls, and the optimizer gets
         the mean of the ranks' losses (with op Sum their sum), so that ranks decide alike.
         """
-        if closure is not None and self._active():
+        if closure is not None and self._reducer.active:
             return self._step_with(closure)
         if self._should_synchronize:
             if self._synchronized:
@@ -137,37 +137,34 @@ class Distributed(torch.optim.Optimizer):
             self._reducer.end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of the optimizer. Gradients that came and were not used are reduced first, so that
-        ranks stay together.
+        """Forget gradients, as the optimizer does. Those that came and were not used are reduced
+        first, so that ranks stay together.
         """
-        if self._active():
+        if self._reducer.active:
             self._reducer.close_round()
             self._reducer.end_step()
             self._watch()
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As of the optimizer; the new parameters are reduced as well. On all ranks before the
+        """Add a group to the optimizer, and reduce its parameters as well; on all ranks before the
         same step.
         """
         super().add_param_group(param_group)
         if hasattr(self, "_reducer"):
             _name(self._names, self.param_groups)
-            if self._active():
+            if self._reducer.active:
                 self._watch()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of the optimizer. Gradients that came before are dropped, by all ranks together where
-        that can be; it can be called after a HorovodInternalError.
+        """Load the optimizer's state. Gradients that came before are dropped, by all ranks together
+        where that can be; it can be called after a HorovodInternalError.
         """
-        if self._active():
+        if self._reducer.active:
             with contextlib.suppress(HorovodInternalError):  # the job is over, init() comes next
                 self._reducer.close_round()
         self._synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)
-
-    def _active(self) -> bool:
-        return self._reducer.active
 
     def _watch(self) -> None:
         self._reducer.watch([group["params"] for group in self.param_groups])
@@ -243,8 +240,10 @@ def DistributedOptimizer(
     model: torch.nn.Module | None = None,
     strategy_options: dict[str, Any] | None = None,
 ) -> Any:
-    """An optimizer like `optimizer`, of a subclass of its class, that steps on gradients of all
-    ranks; local. Its first step is collective, and agrees on the buckets.
+    """Make an optimizer like `optimizer`, of a subclass of its class, that steps on gradients of
+    all ranks; local.
+
+    Its first step is collective, and agrees on the buckets.
 
     The new optimizer shares parameter groups and state with `optimizer`, which is not to be used
     any more.
@@ -337,7 +336,7 @@ def DistributedOptimizer(
     wrapped.gradient_predivide_factor = gradient_predivide_factor
     wrapped.sparse_as_dense = sparse_as_dense
     wrapped._synchronized, wrapped._should_synchronize = False, True
-    if wrapped._active():
+    if wrapped._reducer.active:
         wrapped._watch()
     return wrapped
 

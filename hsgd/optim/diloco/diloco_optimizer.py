@@ -131,9 +131,11 @@ class DiLoCo(RestartableOptimizer):
     # --- what training scripts call ---
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One step of the wrapped optimizer, and what exchange there is to begin or to apply;
-        local, but for the worker's own ranks. Blocking where an exchange takes longer than it has.
-        A closure is called once in a group, before the gradients are averaged.
+        """Make one step of the wrapped optimizer, and what exchange there is to begin or to
+        apply; local, but for the worker's own ranks.
+
+        Blocking where an exchange takes longer than it has. A closure is called once in a group,
+        before the gradients are averaged.
         """
         self._check_open()
         self._fixed.check(self._optimizer)
@@ -214,13 +216,14 @@ class DiLoCo(RestartableOptimizer):
             yield
 
     def metrics(self) -> DiLoCoMetrics:
-        """What this rank did; local, never blocks. Exchanges count when they have ended."""
+        """Return what this rank did; local, never blocks. Exchanges count when they have ended."""
         return self._queue.added_to(self._metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's and, under "diloco", the outer weights, their velocity, what
-        compression left out, and the exchanges under way, for which it waits; local. Exchanges that
-        failed are left out. The worker's own weights are the model's.
+        """Return the wrapped optimizer's and, under "diloco", the outer weights, their velocity,
+        what compression left out, and the exchanges under way, for which it waits; local.
+
+        Exchanges that failed are left out. The worker's own weights are the model's.
         """
         own: dict[str, Any] = {"steps": self._metrics.steps, "workers": self._ranks.count}
         own["eager"] = self._period if self._eager else 0

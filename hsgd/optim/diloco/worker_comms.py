@@ -52,8 +52,10 @@ class WorkerComms(OptimizerRanks):
         return int(self.comm.allreduce(np.array([number], np.int64), op, name="DiLoCo")[0])
 
     def furthest(self, steps: int, has_outer: bool) -> tuple[int, int, bool]:
-        """The lowest rank of those that have taken the most steps, of those with outer weights
-        where there are any; its steps; whether it has outer weights. Collective, blocking.
+        """Return the lowest rank of those that have taken the most steps, of those with outer
+        weights where there are any; its steps; whether it has outer weights.
+
+        Collective, blocking.
         """
         size, rank = self.comm.size, self.comm.rank
         place = steps * size + size - 1 - rank

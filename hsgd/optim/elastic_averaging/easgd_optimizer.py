@@ -26,7 +26,7 @@ from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
 from hsgd.onesided.networks import Network
 from hsgd.onesided.parameter_box import ParameterBox
-from hsgd.optim.background import BackgroundThread
+from hsgd.optim.background_thread import BackgroundThread
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
 from hsgd.optim.fixed_parameters import FixedParameters
@@ -205,8 +205,10 @@ class ElasticAveraging(WrappingOptimizer):
     # --- what training scripts call ---
 
     def step(self, closure: Any = None) -> Any:
-        """One step of the wrapped optimizer, and an exchange when one is due; local, but for the
-        group's collectives. A closure is called once in a group, before the gradients are averaged.
+        """Make one step of the wrapped optimizer, and an exchange when one is due; local, but for
+        the group's collectives.
+
+        A closure is called once in a group, before the gradients are averaged.
         """
         self._check_open()
         self._fixed.check(self._optimizer)
@@ -250,7 +252,7 @@ class ElasticAveraging(WrappingOptimizer):
             self._optimizer.zero_grad(set_to_none)
 
     def metrics(self) -> EASGDMetrics:
-        """What this worker did since it was made; local."""
+        """Return what this worker did since it was made; local."""
         return replace(self._metrics, staleness=self._metrics.staleness.copy())
 
     def finish_push(self) -> None:
@@ -271,7 +273,8 @@ class ElasticAveraging(WrappingOptimizer):
         return math.sqrt(squares)
 
     def centre(self) -> list[Tensor]:
-        """Copies of the centre's tensors, in the order of the parameters, then buffers; local.
+        """Return copies of the centre's tensors, in the order of the parameters, then buffers;
+        local.
 
         Raises HsgdError on ranks that do not exchange.
         """
@@ -289,8 +292,8 @@ class ElasticAveraging(WrappingOptimizer):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, and under "elastic" the centre, its version and the trigger's
-        state; local, waits for the last push.
+        """Return the wrapped optimizer's, and under "elastic" the centre, its version and the
+        trigger's state; local, waits for the last push.
         """
         state = self._optimizer.state_dict()
         own: dict[str, Any] = {"steps": self._metrics.steps, "trigger": self._trigger.state_dict()}

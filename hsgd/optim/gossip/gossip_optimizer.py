@@ -24,9 +24,9 @@ from hsgd.onesided.networks import Network
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import Flattened, values_kept
 from hsgd.optim.gossip.first_moments import FirstMoments, Momentum
+from hsgd.optim.gossip.gossip_metrics import GossipMetrics, Scores, warn_of_lost
 from hsgd.optim.gossip.gossip_ranks import GossipRanks, distance_from_mean
-from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores, warn_of_lost
-from hsgd.optim.gossip.gossip_terms import WIRE, checked_rule, terms_of
+from hsgd.optim.gossip.gossip_terms import WIRE, checked_rule, terms_of, usual_trigger
 from hsgd.optim.gossip.gossip_turns import Turns
 from hsgd.optim.gossip.joint_start import Past, start_together
 from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds
@@ -35,7 +35,7 @@ from hsgd.optim.gossip.pair_rounds import PairRounds
 from hsgd.optim.gossip.topology import Topology, graph_of
 from hsgd.optim.optimizer_ranks import refusals_told
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
-from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
+from hsgd.optim.triggers.communication_triggers import Trigger
 from hsgd.optim.wrapping_optimizer import tensors_of
 from torch import Tensor, nn
 
@@ -109,9 +109,7 @@ class Gossip(RestartableOptimizer):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(optimizer)
-        # Partners of NoLoCo meet in the same steps.
-        usual = RelativeChange(0.05) if outer is None else FixedPeriod(50)
-        self._trigger = usual if trigger is None else trigger
+        self._trigger = usual_trigger(outer) if trigger is None else trigger
         options = {
             "topology": topology,
             "max_interval": max_interval,
@@ -153,8 +151,8 @@ class Gossip(RestartableOptimizer):
     # --- what training scripts call ---
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """The optimizer's own step, and what gossip there is to do; local and not blocking, but
-        for `patience_s`, `hierarchical` and `global_average_every`.
+        """Return the optimizer's own step, and what gossip there is to do; local and not blocking,
+        but for `patience_s`, `hierarchical` and `global_average_every`.
         """
         self._check_open()
         self._fixed.check(self._optimizer)
@@ -219,7 +217,7 @@ class Gossip(RestartableOptimizer):
                 )
 
     def consensus_distance(self) -> float:
-        """Root of the mean over ranks of |w - mean(w)|^2; collective, blocking."""
+        """Return the root of the mean over ranks of |w - mean(w)|^2; collective, blocking."""
         return distance_from_mean(self._comm, self._flat.vectors)
 
     @contextlib.contextmanager
@@ -240,7 +238,7 @@ class Gossip(RestartableOptimizer):
         return Scores(own, float(every.min()), float(every.mean()), mean)
 
     def metrics(self) -> GossipMetrics:
-        """Counters of this rank; local."""
+        """Return counters of this rank; local."""
         exchange = self._exchange()
         traffic = self._earlier if exchange is None else self._earlier.plus(exchange.traffic)
         inside, between = self._global_bytes.tolist()
@@ -257,8 +255,9 @@ class Gossip(RestartableOptimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's and, under "gossip", where this rank's gossip is; local. The
-        weights are the model's.
+        """Return the wrapped optimizer's and, under "gossip", where this rank's gossip is; local.
+
+        The weights are the model's.
         """
         state = self._optimizer.state_dict()
         state["gossip"] = {

@@ -13,13 +13,18 @@ from hsgd.optim.gossip.first_moments import Momentum
 from hsgd.optim.gossip.noloco import NoLoCo
 from hsgd.optim.gossip.topology import Topology, described
 from hsgd.optim.layouts import layout_terms
-from hsgd.optim.triggers.communication_triggers import Trigger
+from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
 from hsgd.optim.wrapping_optimizer import check_choice
 from torch import Tensor, nn
 
-__all__ = ["WIRE", "checked_rule", "terms_of"]
+__all__ = ["WIRE", "checked_rule", "terms_of", "usual_trigger"]
 
 WIRE = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def usual_trigger(outer: object) -> Trigger:
+    """Return the trigger if none is given; local. Partners of NoLoCo meet in the same steps."""
+    return RelativeChange(0.05) if outer is None else FixedPeriod(50)
 
 
 def checked_rule(trigger: Any, options: Mapping[str, Any]) -> NoLoCo | None:

@@ -71,7 +71,7 @@ class Turns:
     def next(
         self, step: int, params: Sequence[Tensor], lr: float, busy: Collection[int]
     ) -> list[int]:
-        """Whom to ask after local step `step`; `busy` cannot be asked now."""
+        """Return whom to ask after local step `step`; `busy` cannot be asked now."""
         due = self.due(step, params, lr)
         chosen = [] if self._yielded is None else [self._yielded]
         self._yielded = None
@@ -84,7 +84,7 @@ class Turns:
         return chosen
 
     def due(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Whether there is an exchange after local step `step`; once for each step."""
+        """Return whether there is an exchange after local step `step`; once for each step."""
         self._silent += 1
         self._since_call += 1
         due = self._trigger.step(step, params, lr)
@@ -117,7 +117,7 @@ class Turns:
         return self._yielded is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank is, with its trigger."""
+        """Return where this rank is, with its trigger."""
         return {
             "trigger": self._trigger.state_dict(),
             "triggers": self.triggers,

@@ -45,8 +45,8 @@ class NoLoCo:
             raise ValueError(f"NoLoCo: pull is {self.pull}; give 0 or more, or None for lr")
 
     def step(self, weights: Tensor, velocity: Tensor, progress: Tensor, mean: Tensor) -> None:
-        """One step of `weights`, in place; local. progress: its mean over the pair. mean: that of
-        the pair's outer weights.
+        """Make one step of `weights`, in place; local. progress: its mean over the pair. mean: that
+        of the pair's outer weights.
         """
         pull = self.lr if self.pull is None else self.pull
         velocity.mul_(self.momentum).add_(progress, alpha=self.lr)
@@ -81,7 +81,7 @@ class OuterRounds:
         self.pairs = PairRounds(comm, like, timeout_s, remote_only=remote_only)
 
     def step(self, patience_s: float) -> Averaged | None:
-        """The next round; blocking for at most `patience_s`. Weights are outer weights then.
+        """Make the next round; blocking for at most `patience_s`. Weights are outer weights then.
 
         None: this rank had no partner. `committed` says whether its partner took part.
         """
@@ -131,7 +131,7 @@ class OuterRounds:
         self._number = rounds
 
     def state_dict(self) -> dict[str, Any]:
-        """Outer weights, velocity and the number of rounds."""
+        """Return outer weights, velocity and the number of rounds."""
         return {
             "weights": [slow.clone() for slow in self._slow],
             "velocity": [velocity.clone() for velocity in self._velocity],

@@ -47,7 +47,7 @@ from hsgd.optim.notified_tree.tree_state import (
     part_of_state,
     state_of_rank_0,
 )
-from hsgd.optim.notified_tree.tree_update import Options, Updater, updates_elements
+from hsgd.optim.notified_tree.tree_updater import Options, Updater, updates_elements
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 from torch import Tensor, nn
 
@@ -241,8 +241,10 @@ class NotifiedTree(WrappingOptimizer):
                 broadcast_values(self._comm, [buffer])
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's; waits for the last step. With shared roots collective, and the
-        state of all parameters on all ranks. Else local, and rank 0 alone has state.
+        """Return the wrapped optimizer's; waits for the last step.
+
+        With shared roots collective, and the state of all parameters on all ranks. Else local, and
+        rank 0 alone has state.
         """
         self.wait()
         own = self._optimizer.state_dict()

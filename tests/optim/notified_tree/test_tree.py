@@ -30,7 +30,7 @@ from hsgd.optim.notified_tree.tree_plan import (
     spread_parent,
     teams_of,
 )
-from hsgd.optim.notified_tree.tree_update import Updater
+from hsgd.optim.notified_tree.tree_updater import Updater
 from ranks import Ranks, Seat, meeting_point
 from torch import Tensor, nn
 

@@ -57,7 +57,7 @@ def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
 
 
 def tells_of_join(error: HsgdError) -> bool:
-    """Whether a collective failed only because ranks have joined."""
+    """Return whether a collective failed only because ranks have joined."""
     return isinstance(error, SignatureMismatch) and _JOINED in error.names
 
 
