@@ -12,7 +12,7 @@ from hsgd.comm.communicator import Comm
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import grouped_allreduce
 from hsgd.torch.compression import Compressor
-from hsgd.torch.core_errors import core_errors_as_horovods
+from hsgd.torch.exceptions import core_errors_as_horovods
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.operations.reductions import ADASUM

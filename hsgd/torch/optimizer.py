@@ -294,13 +294,12 @@ def DistributedOptimizer(
         named_parameters = list(named_parameters)  # a generator may be read once
     size = runtime.current().comm.size
     if op == ADASUM and size > 1 and not node_shared:
-        return _with_adasum(
-            optimizer,
-            _names(optimizer.param_groups, named_parameters),
-            compression,
-            backward_passes_per_step,
-            process_set,
-        )
+        wrapped = _behind(AdasumDistributed, optimizer)
+        wrapped._names = _names(optimizer.param_groups, named_parameters)
+        wrapped._compression, wrapped.process_set = compression, process_set
+        wrapped.backward_passes_per_step = backward_passes_per_step
+        wrapped._guard = _guard_of(wrapped)
+        return wrapped
     names = _names(optimizer.param_groups, named_parameters)
     _check_groups(groups)
     if strategy in STRATEGIES or node_shared:
@@ -350,20 +349,6 @@ def _guard_of(wrapped: Distributed | AdasumDistributed) -> ReplicaGuard:
         return [(name, parameter) for parameter, name in alive._parameter_names.items()]
 
     return ReplicaGuard(tensors)
-
-
-def _with_adasum(
-    optimizer: torch.optim.Optimizer,
-    names: dict[int, str],
-    compression: type[Compressor],
-    passes: int,
-    process_set: ProcessSet,
-) -> Any:
-    wrapped = _behind(AdasumDistributed, optimizer)
-    wrapped._names, wrapped._compression = names, compression
-    wrapped.backward_passes_per_step, wrapped.process_set = passes, process_set
-    wrapped._guard = _guard_of(wrapped)
-    return wrapped
 
 
 def _behind(front: type, optimizer: torch.optim.Optimizer) -> Any:

@@ -23,7 +23,7 @@ from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
 from hsgd.optim.optimizer_ranks import weakly
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.torch.compression import Compression, Compressor
-from hsgd.torch.core_errors import core_errors_as_horovods
+from hsgd.torch.exceptions import core_errors_as_horovods
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import global_process_set
 from hsgd.torch.operations.reductions import AVERAGE

@@ -70,6 +70,7 @@ _OF_OTHERS = {  # modules
     "constants and errors": ("Adasum", "Average", "Sum", "Min", "Max", "Product"),
 }
 _INTERNAL = {
+    "core_errors_as_horovods",
     "hand_over",
     "local_root",
     "named",

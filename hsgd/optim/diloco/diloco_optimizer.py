@@ -158,7 +158,7 @@ class DiLoCo(RestartableOptimizer):
         return value if result is None else result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; local. In a worker of several ranks gradients are zeroed in place."""
+        """Forget gradients as torch does; local. A worker of several ranks zeroes them in place."""
         if self._group is not None:
             self._group.zero_gradients()
         else:
@@ -200,7 +200,7 @@ class DiLoCo(RestartableOptimizer):
 
     @contextlib.contextmanager
     def at_outer_weights(self, average: bool = False) -> Iterator[None]:
-        """Within it the parameters are the outer weights, for evaluation; local, in a worker
+        """Make parameters the outer weights within the block, for evaluation; local, in a worker
         collective. Buffers stay the worker's own. average: with eager=True, which alone makes them
         differ, the workers' mean; then collective, blocking, and raises what collectives raise.
         """

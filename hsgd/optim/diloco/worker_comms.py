@@ -48,7 +48,7 @@ class WorkerComms(OptimizerRanks):
             raise
 
     def combine(self, number: int, op: Literal["min", "max"]) -> int:
-        """Of all ranks' numbers; collective, blocking."""
+        """Combine all ranks' numbers; collective, blocking."""
         return int(self.comm.allreduce(np.array([number], np.int64), op, name="DiLoCo")[0])
 
     def furthest(self, steps: int, has_outer: bool) -> tuple[int, int, bool]:
@@ -67,9 +67,11 @@ class WorkerComms(OptimizerRanks):
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Where a collective in it fails, so do those in which other ranks wait for this one, now
-        and not at the deadline. The error names no rank by number where workers number them anew.
-        Those who compared replicas all have the error, which numbers ranks as `comm`.
+        """Have a collective that fails in the block fail those in which other ranks wait for this
+        one, now and not at the deadline.
+
+        The error names no rank by number where workers number them anew. Those who compared
+        replicas all have the error, which numbers ranks as `comm`.
         """
         try:
             yield

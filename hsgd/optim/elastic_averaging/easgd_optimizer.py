@@ -245,7 +245,7 @@ class ElasticAveraging(WrappingOptimizer):
         return self._done
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; local. In a group gradients are zeroed where they are averaged."""
+        """Forget gradients as torch does; local. A group zeroes them in place."""
         if self._group is not None:
             self._group.zero_gradients()
         else:
@@ -264,7 +264,10 @@ class ElasticAveraging(WrappingOptimizer):
             self._metrics.wait_s += time.perf_counter() - begin
 
     def consensus_distance(self) -> float:
-        """|weights - centre|, after the own push; local. NaN on ranks that do not exchange."""
+        """Return |weights - centre| after the own push; local.
+
+        NaN on ranks that do not exchange.
+        """
         if self._box is None:
             return math.nan
         self.finish_push()
@@ -282,7 +285,7 @@ class ElasticAveraging(WrappingOptimizer):
 
     @contextlib.contextmanager
     def at_centre(self) -> Iterator[None]:
-        """Within it the weights are the centre's, for evaluation; local, in a group collective: all
+        """Give the weights the centre's values within the block; local, in a group collective: all
         its ranks get what its first rank reads.
         """
         weights = self._weights()

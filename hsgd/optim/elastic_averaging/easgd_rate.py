@@ -36,8 +36,8 @@ __all__ = [
 
 
 def default_moving_rate(workers: int) -> float:
-    """Return the sum of the workers' distances shrinks to a tenth when all push at once, whatever
-    their number, and never turns round.
+    """Return the rate with which the sum of the workers' distances shrinks to a tenth when all push
+    at once, whatever their number, and never turns round.
 
     For many workers it is EASGD's 0.9 / p (arXiv:1412.6651).
     """

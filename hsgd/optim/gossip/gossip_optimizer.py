@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
@@ -24,13 +25,13 @@ from hsgd.onesided.networks import Network
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import Flattened, values_kept
 from hsgd.optim.gossip.first_moments import FirstMoments, Momentum
-from hsgd.optim.gossip.gossip_metrics import GossipMetrics, Scores, warn_of_lost
+from hsgd.optim.gossip.gossip_metrics import GossipMetrics, Scores
 from hsgd.optim.gossip.gossip_ranks import GossipRanks, distance_from_mean
 from hsgd.optim.gossip.gossip_terms import WIRE, checked_rule, terms_of, usual_trigger
 from hsgd.optim.gossip.gossip_turns import Turns
 from hsgd.optim.gossip.joint_start import Past, start_together
 from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds
-from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager, Traffic
+from hsgd.optim.gossip.pair_averaging import LEFT, Averaged, PairAverager, Traffic
 from hsgd.optim.gossip.pair_rounds import PairRounds
 from hsgd.optim.gossip.topology import Topology, graph_of
 from hsgd.optim.optimizer_ranks import refusals_told
@@ -151,7 +152,7 @@ class Gossip(RestartableOptimizer):
     # --- what training scripts call ---
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Return the optimizer's own step, and what gossip there is to do; local and not blocking,
+        """Make the optimizer's own step, and what gossip there is to do; local and not blocking,
         but for `patience_s`, `hierarchical` and `global_average_every`.
         """
         self._check_open()
@@ -222,7 +223,7 @@ class Gossip(RestartableOptimizer):
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[None]:
-        """Within it the tensors are the mean over ranks; collective, blocking."""
+        """Give the tensors the mean over ranks within the block; collective, blocking."""
         vectors = [*self._flat.vectors, *self._extra.vectors]
         with values_kept(vectors):
             for vector in vectors:
@@ -414,7 +415,7 @@ class Gossip(RestartableOptimizer):
         self._turns.go_on_among(graph, place, () if self._pairs is None else self._pairs.remote)
         self._steps, self._kept_outer = start.steps, None
         self._described = f"{self._trigger!r}, {graph!r}"
-        self._told: frozenset[int] = frozenset()
+        self._told: set[int] = set()
         self._turns.reset(self._watched)
         if self._steps:
             self._moments.reset(self.state)
@@ -479,7 +480,10 @@ class Gossip(RestartableOptimizer):
             self._mixed()
         exchange = self._exchange()
         if exchange is not None and len(exchange.lost) > len(self._told):
-            self._told = warn_of_lost(exchange.lost, self._told)
+            for rank in sorted(exchange.lost.keys() - self._told):
+                if (why := exchange.lost[rank]) != LEFT:
+                    warnings.warn(f"Gossip goes on without rank {rank}: {why}", stacklevel=4)
+            self._told |= exchange.lost.keys()
         return bool(committed)
 
     def _mixed(self) -> None:

@@ -47,8 +47,10 @@ class GossipRanks(OptimizerRanks):
             raise
 
     def average_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Of the group; collective in it, blocking. Where nobody has a gradient there is none, or
-        weight decay would move the tensor. Raises ReplicasDiffer on all ranks of the group.
+        """Average those of the group; collective in it, blocking.
+
+        Where nobody has a gradient there is none, or weight decay would move the tensor. Raises
+        ReplicasDiffer on all ranks of the group.
         """
         assert self.inside is not None, "there are groups"
         self._guard.check(self.inside)

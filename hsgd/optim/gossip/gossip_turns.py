@@ -48,12 +48,12 @@ class Turns:
         self._met_next = False  # the peer of the next turn came first
 
     def go_on_among(self, topology: Topology, place: int, remote: Collection[int]) -> None:
-        """The ranks are others now; what is remembered of single ones is forgotten."""
+        """Go on among other ranks, and forget what is remembered of single ones."""
         self._topology, self._place, self._remote = topology, place, remote
         self._owed, self._yielded, self._met_next = False, None, False
 
     def reset(self, params: Sequence[Tensor]) -> None:
-        """The weights are new, or were sent."""
+        """Note that the weights are new, or were sent."""
         self._silent = 0
         self._trigger.reset(params)
 

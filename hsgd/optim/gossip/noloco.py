@@ -119,12 +119,12 @@ class OuterRounds:
         return Averaged(partner, True, committed, math.sqrt(squares) if committed else math.nan)
 
     def restart(self) -> None:
-        """The weights are new: outer weights are those from here on; local."""
+        """Take the weights as outer weights from here on; local."""
         for slow, weight in zip(self._slow, self._weights, strict=True):
             slow.copy_(weight)
 
     def go_on(self, velocity: Sequence[Tensor] | None, rounds: int) -> None:
-        """Outer weights are the weights of now, after so many rounds; None: at rest. Local."""
+        """Take the weights as outer weights after so many rounds; None: at rest. Local."""
         self.restart()
         for mine, given in zip(self._velocity, velocity or self._velocity, strict=True):
             mine.copy_(given)

@@ -40,7 +40,10 @@ from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.flat_vectors import Places, square
 from torch import Tensor
 
-__all__ = ["Averaged", "PairAverager", "Traffic"]
+__all__ = ["LEFT", "Averaged", "PairAverager", "Traffic"]
+
+LEFT = "it closed its Gossip"
+"""Why a peer that did not die is lost."""
 
 _GONE = 1 << 62  # added to the last answer by a rank that answers no more
 _REFUSED, _COMMITTED, _CROSSED = range(3)  # an answer's version is 4 * the request's number + this
@@ -195,7 +198,7 @@ class PairAverager:
         if peer in self._open or peer in self.lost or not self._free:
             return False
         if self._left(peer):
-            self.lost[peer] = f"rank {peer} closed"
+            self.lost[peer] = LEFT
             return False
         lane = self._free.pop()
         offset = lane * self._places.nbytes
@@ -425,7 +428,7 @@ class PairAverager:
         elif kind == _REFUSED:
             self._mixed[peer] = 0
         if gone:
-            self.lost.setdefault(peer, f"rank {peer} closed")
+            self.lost.setdefault(peer, LEFT)
         del self._open[peer]
         self._free.append(request.lane)
         if request.crossed:
@@ -462,7 +465,7 @@ class PairAverager:
 
     def _lose(self, peer: int, why: str) -> list[Averaged]:
         """A peer died, or left; what it committed before counts."""
-        self.lost.setdefault(peer, f"rank {peer} closed" if self._left(peer) else why)
+        self.lost.setdefault(peer, LEFT if self._left(peer) else why)
         done = self._collect(peer)
         request = self._open.pop(peer, None)
         if request is None:

@@ -18,7 +18,7 @@ from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.flat_vectors import Places
-from hsgd.optim.gossip.pair_averaging import Traffic
+from hsgd.optim.gossip.pair_averaging import LEFT, Traffic
 from torch import Tensor
 
 __all__ = ["PairRounds", "partner_of"]
@@ -91,7 +91,7 @@ class PairRounds:
             sent, taken = map(self._window.test, slots)
             gone, come = divmod(sent, _GONE)
             if gone and not come == number == self._sent[partner]:
-                self.lost[partner] = f"rank {partner} closed"
+                self.lost[partner] = LEFT
                 return None
             if self._taken[partner] < come < number:
                 self._take(partner, come)  # of a round that this rank took alone

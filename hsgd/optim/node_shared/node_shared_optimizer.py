@@ -297,7 +297,7 @@ class NodeSharedOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """For scripts that call synchronize() themselves, as with Horovod: step() does not repeat
+        """Do nothing, for scripts that call synchronize() as with Horovod: step() does not repeat
         it anyway.
         """
         yield
@@ -469,7 +469,7 @@ class NodeSharedOptimizer(Optimizer):
         return value.clone()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the division of the parameters is fixed."""
+        """Raise ValueError: the division of the parameters is fixed."""
         raise ValueError("node_shared: groups cannot be added; give all of them at the start")
 
     def __getstate__(self) -> dict[str, Any]:

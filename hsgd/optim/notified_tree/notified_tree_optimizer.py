@@ -222,7 +222,7 @@ class NotifiedTree(WrappingOptimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward passes only add to .grad: for all but the last one of a step."""
+        """Let backward passes only add to .grad in the block: for all but the last of a step."""
         self._sending = False
         try:
             yield

@@ -63,7 +63,7 @@ class Updater:
         self.share_state()
 
     def share_state(self) -> None:
-        """State has one dictionary per parameter, known by both its names."""
+        """Give each parameter one dictionary of state, known by both its names."""
         self._twin.state.clear()
         for parameter, shadow in self._shadows.items():
             self._twin.state[shadow] = self._optimizer.state[parameter]
@@ -94,7 +94,7 @@ class Updater:
         return known[1]
 
     def keep(self, part: int, places: KernelOperands) -> None:
-        """Somebody goes by these places for a part, no longer by those before: what they point to
+        """Keep what these places of a part point to, in place of those before: what they point to
         stays in memory until forget().
         """
         self._kept[part] = places.momenta
@@ -109,7 +109,7 @@ class Updater:
         )
 
     def forget(self) -> None:
-        """Nobody goes by any places any more."""
+        """Keep nothing: nobody goes by any places any more."""
         self._kept.clear()
 
     def update(

@@ -184,7 +184,7 @@ class Bucket:
         return f"{self.LABEL} {self._number}{after} ({self._told})"
 
     def take_run(self, index: int, ids: Sequence[int]) -> bool:
-        """Return count gradients, by the id() of their parameters, that came in the order of the
+        """Count gradients, by the id() of their parameters, that came in the order of the
         bucket, the first at `index`.
 
         False, and nothing is counted, where they did not, or others before did not.

@@ -21,8 +21,7 @@ from hsgd.errors import HsgdError
 from hsgd.optim.optimizer_ranks import weakly
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import sparse_allreduce_async
-from hsgd.torch.core_errors import core_errors_as_horovods
-from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.exceptions import HorovodInternalError, core_errors_as_horovods
 from hsgd.torch.gradients.agreement import agree, split
 from hsgd.torch.gradients.backward_pass import BackwardPass, hook_leaf
 from hsgd.torch.gradients.gradient_buckets import Bucket, Options

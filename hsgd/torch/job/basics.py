@@ -161,7 +161,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Return nodes that have this local rank; local."""
+    """Return how many nodes have this local rank; local."""
     return runtime.current().place.cross_size
 
 

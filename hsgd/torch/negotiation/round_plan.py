@@ -36,7 +36,7 @@ class RoundPlan:
         """Whether operations wait for some rank after this round."""
 
     def signature(self, name: str) -> Signature:
-        """That of the first rank which submitted the operation."""
+        """Return that of the first rank which submitted the operation."""
         return next(table[name] for table in self._tables if name in table)
 
     def error(self, name: str) -> str | None:

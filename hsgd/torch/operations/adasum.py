@@ -41,7 +41,7 @@ class Adasum(Allreduce):
         self.publish(outputs)
 
     def start(self, comm: Comm) -> None:
-        """Only run() can."""
+        """Return None: only run() can."""
         return None
 
     def check(self, tensor: Tensor) -> None:

@@ -41,7 +41,7 @@ class TensorOperation(Operation, abc.ABC):
             raise ValueError("Tensor is required to be contiguous.")
 
     def run(self, comm: Comm) -> None:
-        """move(), for tensors of a device in the order of its streams."""
+        """Move the tensors, those of a device in the order of its streams."""
         if self.turn is None:
             self.move(comm)
             return
@@ -54,7 +54,7 @@ class TensorOperation(Operation, abc.ABC):
         """Call the core; blocking, collective."""
 
     def device_label(self) -> str:
-        """All that must be equal on all ranks, as a name that the core compares."""
+        """Return all that must be equal on all ranks, as a name that the core compares."""
         signature = self.signature
         compared = repr(signature._replace(shapes=signature.compared_shapes()))
         return f"{self.name} of {self.device} {zlib.crc32(compared.encode()):08x}"
@@ -77,7 +77,7 @@ class TensorOperation(Operation, abc.ABC):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.inputs)
 
     def label(self) -> str:
-        """Name for the core, which compares dtype and shape of one tensor by itself."""
+        """Return the name for the core, which compares one tensor's dtype and shape itself."""
         return self.compared_name() if self.grouped else self.name
 
     def compared_name(self) -> str:
