@@ -9,8 +9,8 @@ from hsgd.optim.diloco.diloco_optimizer import DiLoCo
 from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.diloco.pseudo_gradient_exchange import Int8, TopK
 from hsgd.optim.elastic_averaging.easgd_optimizer import EASGDMetrics, ElasticAveraging
+from hsgd.optim.gossip.gossip_metrics import GossipMetrics
 from hsgd.optim.gossip.gossip_optimizer import Gossip
-from hsgd.optim.gossip.gossip_records import GossipMetrics
 from hsgd.optim.gossip.noloco import NoLoCo
 from hsgd.optim.gossip.topology import Topology
 from hsgd.optim.large_batch.lamb import LAMB

@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "Flattened",
-    "as_memory",
+    "Places",
     "at_least_float32",
     "in_memory",
     "joined",
@@ -22,6 +22,8 @@ __all__ = [
     "values_kept",
     "views_of",
 ]
+
+_LINE = 64  # bytes
 
 
 class Flattened:
@@ -56,25 +58,16 @@ class Flattened:
                     tensor.data = view
                     self.views[tensor] = view
 
-    def copies(self) -> list[Tensor]:
-        """The vectors as they are now."""
-        return [vector.clone() for vector in self.vectors]
-
-    def restore(self, copies: Iterable[Tensor]) -> None:
-        """Write vectors back."""
-        for vector, copy in zip(self.vectors, copies, strict=True):
-            vector.copy_(copy)
-
 
 def views_of(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of a 1-d tensor, one behind the other, in the shapes of `like`."""
+    """Return parts of a 1-d tensor, one behind the other, in the shapes of `like`."""
     parts = flat.split([tensor.numel() for tensor in like])  # type: ignore[no-untyped-call]
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 @contextlib.contextmanager
 def values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Within it they may have other values; afterwards they have their own again. Local."""
+    """Give tensors their values back at the end of the block; local."""
     kept = [tensor.clone() for tensor in tensors]
     try:
         yield
@@ -84,17 +77,41 @@ def values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """A new 1-d tensor of all elements, which views_of() takes apart."""
+    """Return a new 1-d tensor of all elements, which views_of() takes apart."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def in_memory(memory: Tensor, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-    """`count` elements at `offset` of uint8 memory, as a 1-d view."""
+    """Return `count` elements at `offset` of uint8 memory, as a 1-d view."""
     return memory[offset : offset + count * dtype.itemsize].view(dtype)
 
 
+class Places:
+    """Where vectors lie one behind the other in raw memory, each at a cache line; local.
+
+    like: 1-d tensors. wire_dtype: of floating vectors; None: their own.
+    """
+
+    def __init__(self, like: Iterable[Tensor], wire_dtype: torch.dtype | None = None) -> None:
+        self.offsets: list[int] = []
+        self._parts: list[tuple[int, int, torch.dtype]] = []
+        end = 0
+        for tensor in like:
+            dtype = (wire_dtype if tensor.is_floating_point() else None) or tensor.dtype
+            self.offsets.append(end)
+            self._parts.append((end, tensor.numel(), dtype))
+            end += -(-tensor.numel() * dtype.itemsize // _LINE) * _LINE
+        self.nbytes = max(end, _LINE)
+
+    def views(self, memory: Tensor, begin: int) -> list[Tensor]:
+        """Return the vectors that lie in uint8 memory from `begin` on; local."""
+        return [
+            in_memory(memory, begin + offset, count, dtype) for offset, count, dtype in self._parts
+        ]
+
+
 def square(tensor: Tensor) -> float:
-    """|tensor|^2, in float32 at least: 16 bits end at 65504, or at three digits."""
+    """Return |tensor|^2, in float32 at least: 16 bits end at 65504, or at three digits."""
     whole = tensor.reshape(-1)
     if whole.dtype not in (torch.float32, torch.float64):
         whole = whole.float() if whole.is_floating_point() else whole.double()
@@ -102,10 +119,5 @@ def square(tensor: Tensor) -> float:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """A tensor of 16 bits in float32; others as they are."""
+    """Return a tensor of 16 bits in float32, others as they are."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def as_memory(array: object) -> Tensor:
-    """A segment as a uint8 tensor that keeps it alive."""
-    return torch.from_numpy(array)

@@ -11,17 +11,24 @@ import torch
 from hsgd.comm.communicator import Comm
 from torch import Tensor, nn
 
-__all__ = ["broadcast_initial"]
+__all__ = ["broadcast_initial", "broadcast_values"]
 
 
 def broadcast_initial(
     comm: Comm, params: nn.Module | Iterable[Tensor], tensors: Sequence[Tensor], root: int = 0
 ) -> None:
-    """Give all ranks the root's values of `tensors`; where `params` is a model, of all of its
-    parameters and buffers; collective, blocking. Any dtypes, on any device.
+    """Give all ranks the root's values of `tensors`, or if `params` is a model, of all of its
+    parameters and buffers; collective, blocking.
     """
     if isinstance(params, nn.Module):
         tensors = [*params.parameters(), *params.buffers()]
+    broadcast_values(comm, tensors, root)
+
+
+def broadcast_values(comm: Comm, tensors: Iterable[Tensor], root: int = 0) -> None:
+    """Give all ranks the root's values of tensors of any dtypes, on any device; collective,
+    blocking.
+    """
     for tensor in (one.detach() for one in tensors):
         whole = tensor.cpu().contiguous().clone().view(-1)
         raw = whole.view(torch.uint8) if whole.numel() else whole

@@ -1,62 +1,116 @@
 """The ranks that an optimizer was given, and the communicators that it splits off them.
 
-Owns these communicators. Never moves weights.
+Owns these communicators, and what the given one calls before it closes. Never moves weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import secrets
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+import torch.distributed as dist
 
 from hsgd.comm.agree import agree
-from hsgd.optim.process_groups import comm_of
-from hsgd.optim.split_comms import SplitComms
+from hsgd.comm.communicator import Comm
 
-__all__ = ["OptimizerRanks", "Terms", "refusals_told"]
+__all__ = ["OptimizerRanks", "Terms", "refusals_told", "weakly"]
 
+_T = TypeVar("_T")
 Terms = Callable[[], Mapping[str, object]]
 """What must be equal on all ranks, by name."""
+_meetings = itertools.count()
 
 
 class OptimizerRanks:
-    """Collective, blocking. given: a Comm, a process group, or None: this rank alone, local. what:
-    the optimizer, for errors. terms: what its ranks agree on before anything else.
+    """The ranks of one optimizer; made collectively over them, blocking.
 
-    comm: of all ranks. Raises what agree() raises.
+    Args:
+        given: a Comm, a process group of torch.distributed of any backend, or None: this rank
+            alone, local.
+        what: the optimizer, for errors.
+        terms: what its ranks agree on before anything else.
+
+    comm: of all ranks. between: of the workers' first ranks; None: this is none. count: of workers.
+    Each rank is a worker, unless divide() makes others.
+    Raises what agree() raises, and TypeError for what has no ranks.
     """
 
     def __init__(self, given: Any, what: str, terms: Terms) -> None:
-        self.comm, self._owned = comm_of(given, what)
-        self._split_off = SplitComms(self.comm)
-        self._made = self._split_off.made
-        self._made += [self.comm] if self._owned else []
+        self.comm, self._owned = _comm_of(given, what)
+        self._made = [self.comm] if self._owned else []
+        self._forget: weakref.finalize[[Any], Any] | None = None
+        self.between: Comm | None = self.comm
+        self.count = self.comm.size
         try:
             agree(self.comm, what, terms)
         except BaseException:
-            self.leave(abort=False)
+            self.leave()
             raise
+
+    def split(self, color: int | None) -> Comm | None:
+        """Return a communicator of the ranks with this color, in rank order, which leave() closes;
+        collective, blocking. None without a color.
+        """
+        made = self.comm.split(color, key=self.comm.rank)
+        self._made += [made] if made is not None else []
+        return made
+
+    def divide(self, group_size: int | None, what: str) -> Comm:
+        """Make workers of the ranks of each node, or of `group_size` that follow one another, and
+        return the communicator of this rank's; collective, blocking. Raises ValueError, beginning
+        with `what`, for sizes that do not divide.
+        """
+        if group_size is None:
+            number = self.comm.cross_rank
+        elif isinstance(group_size, int) and group_size >= 1 and self.comm.size % group_size == 0:
+            number = self.comm.rank // group_size
+        else:
+            raise ValueError(f"{what} is {group_size}; give a divisor of {self.comm.size} ranks")
+        members = self.split(number)
+        assert members is not None
+        leads = members.rank == 0
+        self.count = int(self.comm.allreduce(np.array([leads], np.int64), name="workers")[0])
+        self.between = self.split(0 if leads else None)
+        return members
 
     def before_close(self, method: Callable[[], object]) -> None:
         """Have the communicator that was given call a method before it closes, unless leave() comes
-        first; local. Does not keep the method's object.
+        first; local. Does not keep the method's object, whose end takes this back.
         """
-        if not self._owned:
-            self._split_off.before_close(method)
+        if self._owned:
+            return
+        call = weakly(method, None)
+        self.comm.before_close(call)
+        owner = method.__self__  # type: ignore[attr-defined]
+        self._forget = weakref.finalize(owner, self.comm.not_before_close, call)
+        self._forget.atexit = False
 
     def abort(self) -> None:
         """End what waits in the communicators that were made here; local, from any thread."""
-        self._split_off.abort()
+        for comm in self._made:
+            if not comm.closed:
+                comm.abort()
 
-    def leave(self, abort: bool) -> None:
+    def leave(self, abort: bool = False) -> None:
         """Close what was made; `abort`: so that nobody waits for this rank."""
-        self._split_off.leave(abort=abort)
+        if self._forget is not None:
+            self._forget()
+        with contextlib.ExitStack() as last_first:
+            for comm in self._made:
+                last_first.callback(comm.close)
+                if abort and not comm.closed:
+                    last_first.callback(comm.abort)
 
 
 @contextlib.contextmanager
 def refusals_told(given: Any, what: str) -> Iterator[None]:
-    """Within it arguments of OptimizerRanks' owner are checked: the other ranks, which agree then,
-    are told of what it raises; local, but collective and blocking if it raises.
+    """Check arguments of OptimizerRanks' owner within it: the other ranks, which agree then, are
+    told of what it raises; local, but collective and blocking if it raises.
     """
     try:
         yield
@@ -69,3 +123,37 @@ def refusals_told(given: Any, what: str) -> Iterator[None]:
         if given is not None:
             OptimizerRanks(given, what, refuse)
         raise
+
+
+def _comm_of(given: Any, what: str) -> tuple[Comm, bool]:
+    """Return what OptimizerRanks means by `given`, and whether it is new; collective over a process
+    group, blocking. Raises TypeError for anything else, and what Comm.over_store raises.
+    """
+    if isinstance(given, Comm):
+        return given, False
+    if given is None:
+        return Comm.local(f"@hsgd-{secrets.token_hex(16)}", 0, 1), True
+    if not dist.is_available() or not isinstance(given, dist.ProcessGroup):
+        raise TypeError(
+            f"{what}: comm is a {type(given).__name__}; give a Comm or a process group of "
+            "torch.distributed"
+        )
+    rank, size = dist.get_rank(given), dist.get_world_size(given)
+    # The number of this rank's meetings may differ from another's: the first rank's counts.
+    name = [f"hsgd/{what}/{next(_meetings)}/{dist.get_process_group_ranks(given)[0]}"]
+    dist.broadcast_object_list(name, src=dist.get_global_rank(given, 0), group=given)
+    store = dist.distributed_c10d._get_default_store()
+    return Comm.over_store(store, rank, size, prefix=name[0]), True
+
+
+def weakly(method: Callable[[], _T], gone: _T) -> Callable[[], _T]:
+    """Return a function that calls a method and does not keep its object; local. It returns `gone`
+    if the object is no more.
+    """
+    found = weakref.WeakMethod(method)
+
+    def call() -> _T:
+        alive = found()
+        return gone if alive is None else alive()
+
+    return call

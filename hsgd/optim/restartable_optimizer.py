@@ -60,8 +60,7 @@ class RestartableOptimizer(WrappingOptimizer, abc.ABC):
         own = self._optimizer.state_dict()
         state = group.broadcast_object(own["state"], source, "inner state of the group")
         if group.rank != source:
-            self._optimizer.load_state_dict({**own, "state": state})
-            self._take_over()
+            self._load_wrapped({**own, "state": state})
 
     def _comm_closes(self) -> None:
         self._left = True

@@ -15,14 +15,14 @@ from hsgd.optim.flat_vectors import joined, views_of
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from torch import Tensor
 
-__all__ = ["WorkerGroup", "split_workers"]
+__all__ = ["WorkerGroup"]
 
 # of failures, told by share()
 _KINDS: tuple[type[HsgdError], ...] = (PeerLost, CollectiveTimeout, ReplicasDiffer)
 
 
 class WorkerGroup:
-    """Ranks that train as one worker; made collectively over `comm`, which close() closes.
+    """Ranks that train as one worker; made collectively over `comm`, which its owner closes.
 
     parameters: float32 on the CPU, equal in shape on all ranks of the group. alike: tensors with
     their names that all ranks of the group hold alike when gradients are averaged; a share of them
@@ -144,18 +144,3 @@ class WorkerGroup:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-
-def split_workers(comm: Comm, group_size: int | None, what: str) -> Comm:
-    """The ranks of this rank's worker: those of its node, or `group_size` that follow one another;
-    collective, blocking. Raises ValueError, beginning with `what`, for sizes that do not divide.
-    """
-    if group_size is None:
-        number = comm.cross_rank
-    elif isinstance(group_size, int) and group_size >= 1 and comm.size % group_size == 0:
-        number = comm.rank // group_size
-    else:
-        raise ValueError(f"{what} is {group_size}; give a divisor of {comm.size} ranks")
-    members = comm.split(number, key=comm.rank)
-    assert members is not None
-    return members

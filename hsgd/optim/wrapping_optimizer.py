@@ -6,7 +6,7 @@ the with statement, and checks that all of them need. Never steps and never comm
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -50,11 +50,11 @@ class WrappingOptimizer(Optimizer):
             self._abandon()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; local."""
+        """Forget gradients, or set them to zero, as torch does; local."""
         self._optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: what is communicated is fixed when this is made."""
+        """Raise ValueError: what is communicated is fixed when this is made."""
         raise ValueError(
             f"{type(self).__name__}: parameters cannot be added; close it and make a new one"
         )
@@ -65,11 +65,11 @@ class WrappingOptimizer(Optimizer):
         return self._closed
 
     def close(self) -> None:
-        """Let go of what it has beside the optimizer."""
+        """Release what it has beside the optimizer."""
         raise NotImplementedError
 
     def _abandon(self) -> None:
-        """close(), without waiting for anybody."""
+        """Close it without waiting for anybody."""
         raise NotImplementedError
 
     def _check_open(self) -> None:
@@ -78,6 +78,15 @@ class WrappingOptimizer(Optimizer):
     def _check_not_closed(self) -> None:
         if self.closed:
             raise ClosedError(f"this {type(self).__name__} is closed")
+
+    def _load_wrapped(self, state_dict: dict[str, Any], own: str = "") -> None:
+        """Load the state of the wrapped optimizer, without what this one added as `own`; local."""
+        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != own})
+        self._take_over()
+
+    def _step_wrapped(self, closure: Callable[[], float] | None) -> Any:
+        """Step the wrapped optimizer, which need not know closures, and return its loss; local."""
+        return self._optimizer.step() if closure is None else self._optimizer.step(closure)
 
     def _take_over(self) -> None:
         self.defaults = self._optimizer.defaults
@@ -88,7 +97,7 @@ class WrappingOptimizer(Optimizer):
 def tensors_of(
     params: nn.Module | Iterable[Tensor], what: str
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Of a model its trainable parameters and floating buffers, else the tensors given, and none;
+    """Return a model's trainable parameters and floating buffers, or the tensors given, and none;
     local. Raises TypeError for anything else, beginning with `what`.
     """
     if isinstance(params, nn.Module):
@@ -101,7 +110,7 @@ def tensors_of(
 
 
 def check_choice(what: str, given: object, choices: Iterable[object]) -> None:
-    """Raise ValueError where `given` is none of the choices."""
+    """Raise ValueError if `given` is not one of the choices."""
     known = list(choices)
     if given not in known:
         raise ValueError(f"{what} is {given!r}; use one of {', '.join(map(repr, known))}")

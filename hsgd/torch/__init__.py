@@ -25,7 +25,7 @@ from hsgd.torch.functions import (
 )
 from hsgd.torch.mpi_ops import *  # noqa: F403
 from hsgd.torch.optimizer import DistributedOptimizer
-from hsgd.torch.strategies.node_shared_strategy import share_parameters
+from hsgd.torch.strategy_table import share_parameters
 from hsgd.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [

@@ -12,7 +12,7 @@ from hsgd.comm.communicator import Comm
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import grouped_allreduce
 from hsgd.torch.compression import Compressor
-from hsgd.torch.core_errors import core_errors_as_horovods
+from hsgd.torch.exceptions import core_errors_as_horovods
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.operations.reductions import ADASUM
@@ -39,22 +39,22 @@ class AdasumDistributed(torch.optim.Optimizer):
         return {each: self._names[id(each)] for group in groups for each in group["params"]}
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Kept for scripts: gradients add up until step(), however many passes there are."""
+        """Do nothing, for scripts: gradients add up until step(), however many passes there are."""
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
-        """Nothing: gradients stay this rank's own, as Horovod's do here."""
+        """Do nothing: gradients stay this rank's own, as Horovod's do here."""
 
     def skip_synchronize(self) -> NoReturn:
-        """Refused, as by Horovod."""
+        """Raise AssertionError, as Horovod does."""
         raise AssertionError(
             "Skipping synchronization is not supported when using Adasum optimizer."
         )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """A step on this rank's gradients, then Adasum of what it changed; collective over the
-        process set, blocking.
+        """Make a step on this rank's gradients, then Adasum of what it changed; collective over
+        the process set, blocking.
         """
         loss = None
         if closure is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from hsgd.torch.collectives.submission import coordinator_of, submit, synchronize
-from hsgd.torch.gradients.joined import standing_in
+from hsgd.torch.gradients.stand_in import standing_in
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
-from hsgd.torch.negotiation.plan import JOIN
+from hsgd.torch.negotiation.round_plan import JOIN
 from hsgd.torch.operations.operation import Barrier, Join
 
 __all__ = ["barrier", "join"]

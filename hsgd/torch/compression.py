@@ -27,12 +27,12 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """What travels, and what decompress() needs to know; local."""
+        """Return what travels, and what decompress() needs to know; local."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor as it was, with what compress() gave; local."""
+        """Return the tensor as it was, with what compress() gave; local."""
         raise NotImplementedError
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from torch.utils._pytree import tree_leaves, tree_map
 
 import torch
 from hsgd.errors import MissingExtra
@@ -46,18 +49,13 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     for name, tensor in pairs:
         if not isinstance(tensor, Tensor):
             raise ValueError(f"invalid params: {name} is {type(tensor).__name__}, not a tensor")
-        handles.append(_overwrite(tensor, root_rank, name))
+        copy = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+        handles.append((broadcast_async_(copy, root_rank, name), tensor, copy))
     for handle, tensor, copy in handles:
         synchronize(handle)
         if copy is not tensor:
             with torch.no_grad():
                 tensor.copy_(copy)
-
-
-def _overwrite(tensor: Tensor, root_rank: int, name: str | None) -> tuple[int, Tensor, Tensor]:
-    """Tensors with gaps travel as copies."""
-    copy = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-    return broadcast_async_(copy, root_rank, name), tensor, copy
 
 
 def broadcast_optimizer_state(
@@ -76,26 +74,33 @@ def broadcast_optimizer_state(
     _make_state(optimizer, model)
     state = optimizer.state_dict()
     tensors: list[Tensor] = []
-    skeleton = broadcast_object(_take_apart(state, tensors), root_rank, "optimizer_state")
+
+    def keep_apart(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        tensors.append(value.detach())
+        layout = tuple(value.shape), value.dtype, not value.is_cpu
+        return _TensorReference(len(tensors) - 1, *layout)
+
+    skeleton = broadcast_object(tree_map(keep_apart, state), root_rank, "optimizer_state")
     if runtime.current().comm.rank != root_rank:
-        here = _device_of(optimizer)
+        own = [each for group in optimizer.param_groups for each in group["params"]]
+        here = own[0].device if own else torch.device("cpu")
         tensors = [
-            torch.empty(shape, dtype=dtype, device=here if on_device else "cpu")
-            for shape, dtype, on_device in skeleton[1]
+            torch.empty(each.shape, dtype=each.dtype, device=here if each.on_device else "cpu")
+            for each in tree_leaves(skeleton)
+            if isinstance(each, _TensorReference)
         ]
     tensors = [tensor.contiguous() for tensor in tensors]
     broadcast_parameters(
         [(f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors)], root_rank
     )
     if runtime.current().comm.rank != root_rank or getattr(optimizer, "loads_together", False):
-        _load(optimizer, _put_together(skeleton[0], tensors))
-
-
-def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    """Where this rank has the parameters of an optimizer."""
-    parameters = (each for group in optimizer.param_groups for each in group["params"])
-    first = next(parameters, None)
-    return torch.device("cpu") if first is None else first.device
+        whole = tree_map(
+            lambda value: tensors[value.index] if isinstance(value, _TensorReference) else value,
+            skeleton,
+        )
+        _without_front(optimizer).load_state_dict(whole)
 
 
 def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
@@ -123,42 +128,14 @@ def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None)
             parameter.copy_(values)
 
 
+@dataclass
 class _TensorReference:
-    """Where a tensor belongs in a state that travels without its tensors."""
+    """Where a tensor belongs in a state that travels without its tensors, and what it is like."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-def _take_apart(
-    state: Any, tensors: list[Tensor]
-) -> tuple[Any, list[tuple[Any, torch.dtype, bool]]]:
-    def walk(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            tensors.append(value.detach())
-            return _TensorReference(len(tensors) - 1)
-        if isinstance(value, dict):
-            return {key: walk(item) for key, item in value.items()}
-        if isinstance(value, list | tuple) and type(value) in (list, tuple):
-            return type(value)(walk(item) for item in value)
-        return value
-
-    skeleton = walk(state)
-    return skeleton, [(tuple(each.shape), each.dtype, not each.is_cpu) for each in tensors]
-
-
-def _put_together(value: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(value, _TensorReference):
-        return tensors[value.index]
-    if isinstance(value, dict):
-        return {key: _put_together(item, tensors) for key, item in value.items()}
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(_put_together(item, tensors) for item in value)
-    return value
-
-
-def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    _without_front(optimizer).load_state_dict(state)
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_device: bool
 
 
 def _without_front(optimizer: torch.optim.Optimizer) -> Any:
@@ -175,8 +152,10 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object on all ranks; collective, blocking. It travels through pickle, and through
-    cloudpickle where that is installed: functions and classes of a script need it.
+    """Return the root's object on all ranks; collective, blocking.
+
+    It travels through pickle, and through cloudpickle where that is installed: functions and
+    classes of a script need it.
 
     Returns `obj` itself on the root. Threads that call at the same time need a `name` each.
     """
@@ -192,7 +171,9 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, in rank order; collective, blocking. Threads need a `name` each."""
+    """Return the objects of all ranks, in rank order; collective, blocking. Threads need a `name`
+    each.
+    """
     name = "allgather_object" if name is None else name
     data = _pack(obj)
     lengths = allgather(torch.tensor([data.numel()], dtype=torch.int64, device="cpu"), f"{name}.sz")

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from hsgd.config import Config
@@ -19,30 +19,26 @@ from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.adasum_optimizer import AdasumDistributed
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.gradients.gradient_buckets import Options
 from hsgd.torch.gradients.overlap import OverlapChoice
 from hsgd.torch.gradients.reducer import GradientReducer
-from hsgd.torch.gradients.reduction_options import Options
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import ADASUM, AVERAGE
-from hsgd.torch.strategies.arguments import refuse_options
-from hsgd.torch.strategies.table import NODE_SHARED, STRATEGIES
+from hsgd.torch.strategy_table import (
+    BUCKET_CAP_MB,
+    STRATEGIES,
+    Request,
+    Strategy,
+    refuse_options,
+    share_optimizer,
+    start_strategy,
+)
 from torch import Tensor
 
-__all__ = ["Distributed", "DistributedOptimizer", "Strategy"]
+__all__ = ["Distributed", "DistributedOptimizer"]
 
 _OVERLAP = {"overlap": "always", "after_backward": "never"}
-_BUCKET_CAP_MB = 25.0
-Strategy = Literal[
-    "auto",
-    "overlap",
-    "after_backward",
-    "notified_tree",
-    "gossip",
-    "diloco",
-    "easgd_async",
-    "easgd_hybrid",
-]
 
 
 class Distributed(torch.optim.Optimizer):
@@ -78,7 +74,7 @@ class Distributed(torch.optim.Optimizer):
 
         Not a name of Horovod's.
         """
-        return self._reducer.overlap_choice
+        return self._reducer.overlap.choice
 
     def synchronize(self) -> None:
         """Make the gradients those of all ranks, unless backward() has done so already; collective
@@ -87,14 +83,14 @@ class Distributed(torch.optim.Optimizer):
         Kept for scripts of Horovod, which follow it by `with optimizer.skip_synchronize():
         optimizer.step()`. Gradients may be clipped or unscaled with and without it.
         """
-        if self._active():
+        if self._reducer.active:
             self._watch()
             self._reducer.settle()
         self._synchronized = True
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which step() does not synchronize."""
+        """Keep step() from synchronizing within the block."""
         self._should_synchronize = False
         try:
             yield
@@ -102,12 +98,12 @@ class Distributed(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Any = None) -> Any:
-        """synchronize(), unless told not to, and the optimizer's own step().
+        """Synchronize, unless told not to, and make the optimizer's own step.
 
         closure: gradients are those of all ranks after each of its calls, and the optimizer gets
         the mean of the ranks' losses (with op Sum their sum), so that ranks decide alike.
         """
-        if closure is not None and self._active():
+        if closure is not None and self._reducer.active:
             return self._step_with(closure)
         if self._should_synchronize:
             if self._synchronized:
@@ -141,37 +137,34 @@ class Distributed(torch.optim.Optimizer):
             self._reducer.end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of the optimizer. Gradients that came and were not used are reduced first, so that
-        ranks stay together.
+        """Forget gradients, as the optimizer does. Those that came and were not used are reduced
+        first, so that ranks stay together.
         """
-        if self._active():
+        if self._reducer.active:
             self._reducer.close_round()
             self._reducer.end_step()
             self._watch()
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As of the optimizer; the new parameters are reduced as well. On all ranks before the
+        """Add a group to the optimizer, and reduce its parameters as well; on all ranks before the
         same step.
         """
         super().add_param_group(param_group)
         if hasattr(self, "_reducer"):
             _name(self._names, self.param_groups)
-            if self._active():
+            if self._reducer.active:
                 self._watch()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of the optimizer. Gradients that came before are dropped, by all ranks together where
-        that can be; it can be called after a HorovodInternalError.
+        """Load the optimizer's state. Gradients that came before are dropped, by all ranks together
+        where that can be; it can be called after a HorovodInternalError.
         """
-        if self._active():
+        if self._reducer.active:
             with contextlib.suppress(HorovodInternalError):  # the job is over, init() comes next
                 self._reducer.close_round()
         self._synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)
-
-    def _active(self) -> bool:
-        return self._reducer.active
 
     def _watch(self) -> None:
         self._reducer.watch([group["params"] for group in self.param_groups])
@@ -241,14 +234,16 @@ def DistributedOptimizer(
     groups: int | list[list[Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-    bucket_cap_mb: float = _BUCKET_CAP_MB,
+    bucket_cap_mb: float = BUCKET_CAP_MB,
     strategy: Strategy = "auto",
     node_shared: bool = False,
     model: torch.nn.Module | None = None,
     strategy_options: dict[str, Any] | None = None,
 ) -> Any:
-    """An optimizer like `optimizer`, of a subclass of its class, that steps on gradients of all
-    ranks; local. Its first step is collective, and agrees on the buckets.
+    """Make an optimizer like `optimizer`, of a subclass of its class, that steps on gradients of
+    all ranks; local.
+
+    Its first step is collective, and agrees on the buckets.
 
     The new optimizer shares parameter groups and state with `optimizer`, which is not to be used
     any more.
@@ -299,33 +294,28 @@ def DistributedOptimizer(
         named_parameters = list(named_parameters)  # a generator may be read once
     size = runtime.current().comm.size
     if op == ADASUM and size > 1 and not node_shared:
-        return _with_adasum(
-            optimizer,
-            _names(optimizer.param_groups, named_parameters),
-            compression,
-            backward_passes_per_step,
-            process_set,
-        )
+        wrapped = _behind(AdasumDistributed, optimizer)
+        wrapped._names = _names(optimizer.param_groups, named_parameters)
+        wrapped._compression, wrapped.process_set = compression, process_set
+        wrapped.backward_passes_per_step = backward_passes_per_step
+        wrapped._guard = _guard_of(wrapped)
+        return wrapped
     names = _names(optimizer.param_groups, named_parameters)
     _check_groups(groups)
-    own = STRATEGIES.get(strategy, NODE_SHARED if node_shared else None)
-    others: dict[str, Any] = {
-        "op": op,
-        "model": model,
-        "named_parameters": named_parameters,
-        "options": strategy_options,
-        "compression": compression,
-        "backward_passes_per_step": backward_passes_per_step,
-        "gradient_predivide_factor": gradient_predivide_factor,
-        "groups": groups,
-        "sparse_as_dense": sparse_as_dense,
-        "process_set": process_set,
-        "node_shared": node_shared,
-    }
-    if bucket_cap_mb != _BUCKET_CAP_MB:
-        others["bucket_cap_mb"] = bucket_cap_mb
-    if own is not None:
-        return own(optimizer, strategy, **others)
+    if strategy in STRATEGIES or node_shared:
+        transport = {
+            "op": op,
+            "compression": compression,
+            "backward_passes_per_step": backward_passes_per_step,
+            "gradient_predivide_factor": gradient_predivide_factor,
+            "groups": groups,
+            "sparse_as_dense": sparse_as_dense,
+            "process_set": process_set,
+            "node_shared": node_shared,
+            "bucket_cap_mb": bucket_cap_mb,
+        }
+        request = Request(optimizer, strategy, model, named_parameters, strategy_options, transport)
+        return start_strategy(request) if strategy in STRATEGIES else share_optimizer(request)
     refuse_options(strategy, strategy_options)
     options = Options(
         compression,
@@ -345,7 +335,7 @@ def DistributedOptimizer(
     wrapped.gradient_predivide_factor = gradient_predivide_factor
     wrapped.sparse_as_dense = sparse_as_dense
     wrapped._synchronized, wrapped._should_synchronize = False, True
-    if wrapped._active():
+    if wrapped._reducer.active:
         wrapped._watch()
     return wrapped
 
@@ -359,20 +349,6 @@ def _guard_of(wrapped: Distributed | AdasumDistributed) -> ReplicaGuard:
         return [(name, parameter) for parameter, name in alive._parameter_names.items()]
 
     return ReplicaGuard(tensors)
-
-
-def _with_adasum(
-    optimizer: torch.optim.Optimizer,
-    names: dict[int, str],
-    compression: type[Compressor],
-    passes: int,
-    process_set: ProcessSet,
-) -> Any:
-    wrapped = _behind(AdasumDistributed, optimizer)
-    wrapped._names, wrapped._compression = names, compression
-    wrapped.backward_passes_per_step, wrapped.process_set = passes, process_set
-    wrapped._guard = _guard_of(wrapped)
-    return wrapped
 
 
 def _behind(front: type, optimizer: torch.optim.Optimizer) -> Any:

@@ -54,8 +54,8 @@ class HorovodSettings:
 
 
 def ignored(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The settings of Horovod that the environment (default `os.environ`) has and hsgd.torch does
-    not honour, sorted; local.
+    """Return the settings of Horovod that the environment (default `os.environ`) has and hsgd.torch
+    does not honour, sorted; local.
     """
     environ = os.environ if environ is None else environ
     return tuple(name for each in _IGNORED if (name := f"HOROVOD_{each}") in environ)

@@ -78,7 +78,7 @@ WINGS = {
     "c10d": "hsgd.c10d.diagnostics hsgd.c10d.devices hsgd.c10d",
     "torch": (
         "hsgd.torch.negotiation hsgd.torch.operations hsgd.torch.job hsgd.torch.collectives "
-        "hsgd.torch.elastic hsgd.torch.gradients hsgd.torch.strategies hsgd.torch"
+        "hsgd.torch.elastic hsgd.torch.gradients hsgd.torch"
     ),
     "io": (
         "hsgd.io.order hsgd.io.remote hsgd.io.format hsgd.io.reading hsgd.io.cache "

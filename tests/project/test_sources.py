@@ -42,7 +42,6 @@ MANY_PARAMETERS = {
     "hsgd/optim/large_batch/lars.py:__init__",
     "hsgd/optim/notified_tree/notified_tree_optimizer.py:__init__",
     "hsgd/torch/optimizer.py:DistributedOptimizer",
-    "hsgd/torch/strategies/notified_tree_strategy.py:notified_tree",
     "hsgd/onesided/notified_window.py:__init__",
     "io/convert/convert_to_slabs.py:convert_to_slabs",
     "io/convert/slab_folder_writer.py:__init__",

@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 import hsgd.torch as hvd
-from hsgd.torch import names
 
 __all__: list[str] = []
 
@@ -36,6 +35,83 @@ for ranks in ([0, 2], [0, 1, 2, 3], [0]):
     except ValueError as error:
         print(f"{rank}: {error}|", flush=True)
 """
+FAMILIES: dict[str, tuple[str, ...]] = {  # modules of hsgd.torch
+    "job": ("job.basics", "job.process_sets", "barrier"),
+    "operations": (
+        "collectives.allreduce",
+        "collectives.allgather",
+        "collectives.broadcast",
+        "collectives.alltoall",
+        "collectives.reducescatter",
+        "collectives.submission",
+    ),
+    "models": (
+        "functions",
+        "optimizer",
+        "strategy_table",
+        "sync_batch_norm",
+        "compression",
+    ),
+    "elastic": ("elastic", "elastic.recovery_loop", "elastic.state"),
+    "constants and errors": ("exceptions",),
+}
+
+HOROVODS_OWN = {  # what needs Horovod: without it, and with it
+    "tensors on other accelerators": (
+        "`ValueError`",
+        "Horovod's own where it was built for them, else `ValueError`",
+    ),
+}
+
+_NATIVE = ("tensors on CPU and CUDA",)
+
+_OF_OTHERS = {  # modules
+    "models": ("guard",),
+    "constants and errors": ("Adasum", "Average", "Sum", "Min", "Max", "Product"),
+}
+_INTERNAL = {
+    "core_errors_as_horovods",
+    "hand_over",
+    "local_root",
+    "named",
+    "submit",
+    "Distributed",
+    "share_optimizer",
+    "start_strategy",
+    "refuse_options",
+    "BUCKET_CAP_MB",
+    "Request",
+    "STRATEGIES",
+    "coordinator_of",
+    "reduce_op",
+    "NoneCompressor",
+    "FP16Compressor",
+    "BF16Compressor",
+    "Compressor",
+    "warn_of_overflow",
+}
+
+
+def table() -> str:
+    """Return the table of docs/torch.md."""
+    lines = ["| names | without Horovod | with Horovod |", "|---|---|---|"]
+    for family, modules in FAMILIES.items():
+        names = [name for module in modules for name in _public(module)]
+        names += _OF_OTHERS.get(family, ())
+        listed = ", ".join(f"`{name}`" for name in sorted(set(names), key=str.lower))
+        lines.append(f"| {family}: {listed} | native | native |")
+    lines += [f"| {what} | native | native |" for what in _NATIVE]
+    for names_of, (without, having) in HOROVODS_OWN.items():
+        lines.append(f"| {names_of} | {without} | {having} |")
+    return "\n".join(lines)
+
+
+def _public(module: str) -> list[str]:
+    found = importlib.import_module(f"hsgd.torch.{module}")
+    prefix = "elastic." if module.startswith("elastic") else ""
+    return [prefix + name for name in found.__all__ if name not in _INTERNAL]
+
+
 SUBMODULES = (
     "mpi_ops",
     "compression",
@@ -132,14 +208,14 @@ def test_before_init_names_that_need_a_job_say_so() -> None:
 
 
 def test_the_table_of_the_docs_is_the_generated_one() -> None:
-    assert names.table() in (ROOT / "docs/torch.md").read_text(), (
-        "python -m hsgd.torch.names prints it"
+    assert table() in (ROOT / "docs/torch.md").read_text(), (
+        "python tests/torch/test_torch_facade.py prints it"
     )
 
 
 def test_the_table_has_every_name() -> None:
-    table = names.table()
-    missing = [name for name in hvd.__all__ if f"`{name}`" not in table]
+    listed = table()
+    missing = [name for name in hvd.__all__ if f"`{name}`" not in listed]
     assert set(missing) <= {"elastic"}
 
 
@@ -191,3 +267,7 @@ def test_init_with_ranks_is_a_call_of_these_alone(
             *(f"{rank}: init: the ranks [0, 1, 2, 3] {advice.format(rank)}" for rank in range(3)),
         ]
     )
+
+
+if __name__ == "__main__":
+    print(table())

@@ -591,10 +591,16 @@ def trees_that_cannot_be_planted(seat: Seat, path: str, size: int) -> None:
         sgd = torch.optim.SGD(net.parameters(), lr=1.0)
         with pytest.raises(ValueError, match=r'^strategy="notified_tree" needs model='):
             hvd.DistributedOptimizer(sgd, strategy="notified_tree")
-        with pytest.raises(ValueError, match=r'^strategy="notified_tree" does not know compr'):
-            hvd.DistributedOptimizer(
-                sgd, strategy="notified_tree", model=net, compression=hvd.Compression.fp16
-            )
+        foreign = {"model": nn.Linear(1, 1), "named_parameters": net.named_parameters()}
+        refused: list[tuple[dict[str, Any], str]] = [
+            ({"op": hvd.Sum}, " averages; op is 1"),
+            ({"compression": hvd.Compression.fp16}, " does not know compression="),
+            ({"backward_passes_per_step": 2}, r" .*=2; use no_sync\(\)"),
+            (foreign, ': the named parameter "weight" is not one of model'),
+        ]
+        for options, words in refused:
+            with pytest.raises(ValueError, match=f'^strategy="notified_tree"{words}'):
+                hvd.DistributedOptimizer(sgd, strategy="notified_tree", **{"model": net, **options})
 
 
 def test_arguments_without_meaning_for_a_tree_are_refused(ranks: Ranks) -> None:
@@ -746,7 +752,6 @@ def test_the_type_of_strategies_names_those_that_there_are() -> None:
     from typing import get_args
 
     from hsgd.torch import optimizer
-    from hsgd.torch.strategies.table import STRATEGIES
+    from hsgd.torch.strategy_table import STRATEGIES, Strategy
 
-    known = {"auto", *optimizer._OVERLAP, *STRATEGIES}
-    assert set(get_args(optimizer.Strategy)) == known
+    assert set(get_args(Strategy)) == {"auto", *optimizer._OVERLAP, *STRATEGIES}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hsgd.torch.negotiation.plan import JOIN, RoundPlan
+from hsgd.torch.negotiation.round_plan import JOIN, RoundPlan
 from hsgd.torch.negotiation.signature import Signature
-from hsgd.torch.negotiation.stall import describe, missing
+from hsgd.torch.negotiation.stall_inspector import describe, missing
 
 __all__: list[str] = []
 

@@ -131,9 +131,11 @@ class DiLoCo(RestartableOptimizer):
     # --- what training scripts call ---
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One step of the wrapped optimizer, and what exchange there is to begin or to apply;
-        local, but for the worker's own ranks. Blocking where an exchange takes longer than it has.
-        A closure is called once in a group, before the gradients are averaged.
+        """Make one step of the wrapped optimizer, and what exchange there is to begin or to
+        apply; local, but for the worker's own ranks.
+
+        Blocking where an exchange takes longer than it has. A closure is called once in a group,
+        before the gradients are averaged.
         """
         self._check_open()
         self._fixed.check(self._optimizer)
@@ -147,7 +149,7 @@ class DiLoCo(RestartableOptimizer):
             with self._ranks.told():
                 self._group.average_gradients(False)
             self._metrics.group_s += time.perf_counter() - begin
-        result = self._optimizer.step() if closure is None else self._optimizer.step(closure)
+        result = self._step_wrapped(closure)
         self._metrics.steps += 1
         with torch.no_grad(), self._ranks.told():
             self._apply(self._metrics.steps, self.outer, self._alpha)
@@ -156,7 +158,7 @@ class DiLoCo(RestartableOptimizer):
         return value if result is None else result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; local. In a worker of several ranks gradients are zeroed in place."""
+        """Forget gradients as torch does; local. A worker of several ranks zeroes them in place."""
         if self._group is not None:
             self._group.zero_gradients()
         else:
@@ -198,7 +200,7 @@ class DiLoCo(RestartableOptimizer):
 
     @contextlib.contextmanager
     def at_outer_weights(self, average: bool = False) -> Iterator[None]:
-        """Within it the parameters are the outer weights, for evaluation; local, in a worker
+        """Make parameters the outer weights within the block, for evaluation; local, in a worker
         collective. Buffers stay the worker's own. average: with eager=True, which alone makes them
         differ, the workers' mean; then collective, blocking, and raises what collectives raise.
         """
@@ -214,13 +216,14 @@ class DiLoCo(RestartableOptimizer):
             yield
 
     def metrics(self) -> DiLoCoMetrics:
-        """What this rank did; local, never blocks. Exchanges count when they have ended."""
+        """Return what this rank did; local, never blocks. Exchanges count when they have ended."""
         return self._queue.added_to(self._metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's and, under "diloco", the outer weights, their velocity, what
-        compression left out, and the exchanges under way, for which it waits; local. Exchanges that
-        failed are left out. The worker's own weights are the model's.
+        """Return the wrapped optimizer's and, under "diloco", the outer weights, their velocity,
+        what compression left out, and the exchanges under way, for which it waits; local.
+
+        Exchanges that failed are left out. The worker's own weights are the model's.
         """
         own: dict[str, Any] = {"steps": self._metrics.steps, "workers": self._ranks.count}
         own["eager"] = self._period if self._eager else 0
@@ -247,7 +250,7 @@ class DiLoCo(RestartableOptimizer):
             leads = self._workers is not None and self._workers.rank == 0
             check_saved(own, self._fragments, leads)
         self._queue.drain()
-        self._load_inner(state_dict)
+        self._load_wrapped(state_dict, "diloco")
         if own is None:
             return
         steps = np.array([own["steps"]], np.int64)
@@ -287,7 +290,7 @@ class DiLoCo(RestartableOptimizer):
         self._queue = ExchangesUnderWay([], None, False, [])
         self._optimizer.zero_grad()  # gradients may lie in memory of the old communicator
         if state_dict is not None:
-            self._load_inner(state_dict)
+            self._load_wrapped(state_dict, "diloco")
         self._join(comm, *kept)
         self._kept_for_restart = None
 
@@ -439,12 +442,6 @@ class DiLoCo(RestartableOptimizer):
         counted -= self._metrics.wait_s + self._metrics.apply_s
         self._metrics.group_s += time.perf_counter() - begin + counted
         return flat
-
-    # --- saving and loading ---
-
-    def _load_inner(self, state_dict: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "diloco"})
-        self._take_over()
 
     # --- set-up and end ---
 

@@ -22,8 +22,10 @@ class EagerGradient:
         self._others: Tensor | None = None  # arrived: their sum, over the number of workers
 
     def begin(self, own: Tensor) -> Tensor:
-        """The gradient of the outer step to take now, as a new vector; local. own: how far this
-        worker came, which is kept, and must not change. The others' part is what has arrived, or 0.
+        """Return the gradient of the outer step to take now, as a new vector; local. own: how far
+        this worker came, which is kept, and must not change.
+
+        The others' part is what has arrived, or 0.
         """
         gradient = own / self._workers
         if self._others is not None:
@@ -46,7 +48,7 @@ class EagerGradient:
         return self._others
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What the next step needs, as copies; local."""
+        """Return what the next step needs, as copies; local."""
         kept = {"own": self._own, "others": self._others}
         return {name: vector.clone() for name, vector in kept.items() if vector is not None}
 

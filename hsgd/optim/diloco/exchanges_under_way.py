@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from hsgd.comm.communicator import Comm
 from hsgd.errors import ReplicasDiffer
-from hsgd.optim.background import BackgroundThread
+from hsgd.optim.background_thread import BackgroundThread
 from hsgd.optim.diloco.diloco_metrics import DiLoCoMetrics
 from hsgd.optim.diloco.pseudo_gradient_exchange import Exchange
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
@@ -69,13 +69,16 @@ class ExchangesUnderWay:
         self._queue.append(_UnderWay(fragment, due, done))
 
     def first(self, step: int | None) -> int | None:
-        """The fragment of the first one, where it is due at the step, or at any step."""
+        """Return the fragment of the first one, where it is due at the step, or at any step."""
         if not self._queue or (step is not None and self._queue[0].due > step):
             return None
         return self._queue[0].fragment
 
     def wait_first(self) -> Means:
-        """What the first one gives; blocking. It stays the first. Raises what it ended with."""
+        """Return what the first one gives; blocking.
+
+        It stays the first. Raises what it ended with.
+        """
         done = self._queue[0].done
         assert done is not None
         return done.result()
@@ -93,7 +96,7 @@ class ExchangesUnderWay:
             self._queue.pop(0)
 
     def saved(self) -> Saved:
-        """What came, for which it waits; without those from the first one on that failed."""
+        """Return what came, for which it waits; without those from the first one on that failed."""
         found: Saved = []
         for one in self._queue:
             if one.done is not None and (one.done.cancelled() or one.done.exception() is not None):
@@ -111,7 +114,7 @@ class ExchangesUnderWay:
             self._queue.append(_UnderWay(fragment, due, done))
 
     def added_to(self, metrics: DiLoCoMetrics) -> DiLoCoMetrics:
-        """The same with what the exchanges that have ended cost; local."""
+        """Return the same with what the exchanges that have ended cost; local."""
         return replace(
             metrics,
             exchange_s=metrics.exchange_s + self.seconds,

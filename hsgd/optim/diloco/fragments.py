@@ -55,7 +55,7 @@ class Fragment:
         self.taken = step
 
     def gathered(self) -> Tensor:
-        """The weights as a new 1-d float32 vector on the CPU; local."""
+        """Return the weights as a new 1-d float32 vector on the CPU; local."""
         flat = torch.empty(self.count)
         views = views_of(flat, self.parameters)
         for view, parameter in zip(views, self.parameters, strict=True):
@@ -63,8 +63,10 @@ class Fragment:
         return flat
 
     def pseudo_gradient(self) -> Tensor:
-        """Outer weights - weights, as a new vector; local. Of a parameter with fewer digits than
-        float32 outer weights count as what it can hold, so that rounding is no progress.
+        """Return outer weights - weights, as a new vector; local.
+
+        Of a parameter with fewer digits than float32 outer weights count as what it can hold, so
+        that rounding is no progress.
         """
         flat = torch.empty(self.count)
         places = (flat, self.outer_weights)
@@ -107,7 +109,7 @@ def exchanged_of(params: nn.Module | Iterable[Tensor]) -> tuple[list[Tensor], li
 
 
 def cut(parameters: Sequence[Tensor], fragments: Fragments) -> list[list[Tensor]]:
-    """The parameters of each fragment; local.
+    """Return the parameters of each fragment; local.
 
     fragments: so many, of consecutive parameters and about equal sizes, or a list of modules or
         parameters, which together have each parameter once.
@@ -130,7 +132,10 @@ def cut(parameters: Sequence[Tensor], fragments: Fragments) -> list[list[Tensor]
 def scheduled(
     parameters: Sequence[Tensor], fragments: Fragments, period: int
 ) -> list[tuple[list[Tensor], int]]:
-    """The parameters of each fragment, and its phase; local. Raises as cut() and phases()."""
+    """Return the parameters of each fragment, and its phase; local.
+
+    Raises as cut() and phases().
+    """
     parts = cut(parameters, fragments)
     return list(zip(parts, phases(len(parts), period), strict=True))
 
@@ -157,8 +162,10 @@ def _even(parameters: Sequence[Tensor], number: int) -> list[list[Tensor]]:
 
 
 def phases(number: int, period: int) -> list[int]:
-    """The step of a period, from 1, after which each fragment takes outer weights: evenly apart,
-    the last one at the end; local. Raises ValueError for more fragments than steps.
+    """Return the step of a period, from 1, after which each fragment takes outer weights: evenly
+    apart, the last one at the end; local.
+
+    Raises ValueError for more fragments than steps.
     """
     if number > period:
         raise ValueError(

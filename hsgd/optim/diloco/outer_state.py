@@ -92,7 +92,7 @@ def guards_of(
 
 
 def saved_alike(own: Mapping[str, Any], ranks: WorkerComms, steps: int, eager: int) -> bool:
-    """Whether all ranks saved at the same step, `steps`, with as many workers and the same
+    """Return whether all ranks saved at the same step, `steps`, with as many workers and the same
     exchanges under way; collective, blocking. eager: the period of eager updates, or 0: they must
     have been made in the same way, and then each worker must have what it saved itself.
     """
@@ -108,7 +108,7 @@ def saved_alike(own: Mapping[str, Any], ranks: WorkerComms, steps: int, eager: i
 
 
 def saved_fragments(here: Sequence[Exchanged]) -> list[dict[str, Any]]:
-    """What load_fragments() takes back; local."""
+    """Return what load_fragments() takes back; local."""
     return [
         {
             "outer_weights": fragment.outer_weights.clone(),
@@ -142,8 +142,9 @@ def load_fragments(
 def kept_outer(
     state: Mapping[str, Any], fragments: Sequence[Fragment]
 ) -> tuple[int, list[tuple[Tensor, Tensor]]]:
-    """The steps, and outer weights and velocity of each fragment, of a whole state; local. Raises
-    ValueError for a state that has none, or of other fragments.
+    """Return the steps, and outer weights and velocity of each fragment, of a whole state; local.
+
+    Raises ValueError for a state that has none, or of other fragments.
     """
     own = state.get("diloco")
     if own is None:
@@ -172,7 +173,7 @@ def take_outer(
 
 
 def mean_outer(here: Exchanged, workers: Comm | None, outer: Nesterov) -> Tensor:
-    """The mean over the workers of _whole_outer()'s weights; collective over them, blocking."""
+    """Return the mean of _whole_outer()'s weights; collective over the workers, blocking."""
     assert workers is not None, "this rank exchanges"
     mean: Tensor = workers.allreduce(_whole_outer(here, outer)[0], "mean", name=_NAME)
     return mean
@@ -191,7 +192,7 @@ def _whole_outer(here: Exchanged, outer: Nesterov) -> tuple[Tensor, Tensor]:
 def average_outer(
     here: Exchanged, workers: Comm | None, outer: Nesterov, exact: bool, extra: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The mean over the workers of _whole_outer(), as new vectors, and of `extra`, in place;
+    """Return the mean over the workers of _whole_outer(), as new vectors, and of `extra`, in place;
     collective over the workers, blocking. exact: the fragment took outer weights after this
     very step; otherwise the mean also has what the workers did since, without a step.
     """

@@ -65,13 +65,13 @@ class Exchange(Protocol):
     """Makes one vector the mean over the workers, again and again."""
 
     def average(self, values: Tensor, due: int) -> Tensor:
-        """The mean over the workers of 1-d float32 `values`, the same bits on all of them, in
-        `values` or another tensor; collective over the workers, blocking, releases the GIL. due:
+        """Return the mean over the workers of 1-d float32 `values`, the same bits on all of them,
+        in `values` or another tensor; collective over the workers, blocking, releases the GIL. due:
         the step after which it is applied: workers that are at other steps do not meet.
         """
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What was left out so far, of this worker."""
+        """Return what was left out so far, of this worker."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take it back. What does not fit, as with another number of workers, is dropped."""
@@ -88,7 +88,7 @@ def exchange_of(compression: Compression, comm: Comm, count: int, what: str) -> 
 
 
 def checked_compression(compression: Compression) -> Int8 | TopK | str | None:
-    """What it stands for; local. Raises ValueError for anything else."""
+    """Return what it stands for; local. Raises ValueError for anything else."""
     if compression == "int8":
         return Int8()
     if compression == "topk":

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 import torch
-from hsgd.comm.communicator import Comm
+from hsgd.comm.agree import agree
 from hsgd.errors import HsgdError, ReplicasDiffer
 from hsgd.optim.optimizer_ranks import OptimizerRanks, Terms
-from hsgd.optim.worker_group import WorkerGroup, split_workers
+from hsgd.optim.worker_group import WorkerGroup
 from torch import Tensor
 
 __all__ = ["WorkerComms"]
@@ -25,8 +25,7 @@ class WorkerComms(OptimizerRanks):
     """Made collectively over `comm`, blocking; None: this rank alone, local. group, parameters: as
     DiLoCo's. alike: as WorkerGroup's. terms: as OptimizerRanks'.
 
-    comm: of all ranks. between: of the workers' first ranks; None: this is none. inside: this
-    rank's worker, where it has several ranks. count: of workers.
+    inside: this rank's worker, where it has several ranks.
     Raises ValueError and TypeError for groups that cannot be, and what collectives raise.
     """
 
@@ -43,19 +42,20 @@ class WorkerComms(OptimizerRanks):
         super().__init__(comm, "DiLoCo", terms)
         try:
             # One rank that waits for others is divided by no number.
-            self.between = self._split(None if comm is None else group, parameters)
-            self.count = self.combine(int(self.between is not None), "sum")
+            self._form(None if comm is None else group, parameters)
         except BaseException:
             self.leave(abort=True)
             raise
 
-    def combine(self, number: int, op: Literal["sum", "min", "max"]) -> int:
-        """Of all ranks' numbers; collective, blocking."""
+    def combine(self, number: int, op: Literal["min", "max"]) -> int:
+        """Combine all ranks' numbers; collective, blocking."""
         return int(self.comm.allreduce(np.array([number], np.int64), op, name="DiLoCo")[0])
 
     def furthest(self, steps: int, has_outer: bool) -> tuple[int, int, bool]:
-        """The lowest rank of those that have taken the most steps, of those with outer weights
-        where there are any; its steps; whether it has outer weights. Collective, blocking.
+        """Return the lowest rank of those that have taken the most steps, of those with outer
+        weights where there are any; its steps; whether it has outer weights.
+
+        Collective, blocking.
         """
         size, rank = self.comm.size, self.comm.rank
         place = steps * size + size - 1 - rank
@@ -67,9 +67,11 @@ class WorkerComms(OptimizerRanks):
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Where a collective in it fails, so do those in which other ranks wait for this one, now
-        and not at the deadline. The error names no rank by number where workers number them anew.
-        Those who compared replicas all have the error, which numbers ranks as `comm`.
+        """Have a collective that fails in the block fail those in which other ranks wait for this
+        one, now and not at the deadline.
+
+        The error names no rank by number where workers number them anew. Those who compared
+        replicas all have the error, which numbers ranks as `comm`.
         """
         try:
             yield
@@ -81,7 +83,7 @@ class WorkerComms(OptimizerRanks):
                 error.rank = -1
             raise
 
-    def leave(self, abort: bool) -> None:
+    def leave(self, abort: bool = False) -> None:
         """Close what was made; `abort`: so that nobody waits for this rank."""
         try:
             if self.inside is not None:
@@ -90,31 +92,24 @@ class WorkerComms(OptimizerRanks):
         finally:
             super().leave(abort)
 
-    def _split(
-        self, group: Literal["node"] | int | None, parameters: Sequence[Tensor]
-    ) -> Comm | None:
-        """The workers' first ranks, where this is one; makes its worker, if that has several."""
-        comm = self.comm
+    def _form(self, group: Literal["node"] | int | None, parameters: Sequence[Tensor]) -> None:
+        """Form this rank's worker; collective, blocking."""
         if group is None:
-            workers = comm.split(0, key=comm.rank)
-            self._made += [workers] if workers is not None else []
-            return workers
+            self.between = self.split(0)  # exchanges run in a thread of their own
+            return
         size = None if group == "node" else group
-        members = split_workers(comm, size, 'DiLoCo: give group "node", None or a number; group')
-        self._made.append(members)
-        workers = comm.split(0 if members.rank == 0 else None, key=comm.rank)
-        self._made += [workers] if workers is not None else []
-        wrong = [
-            f"parameter {index} is {p.dtype} on {p.device}"
-            for index, p in enumerate(parameters)
-            if p.dtype != torch.float32 or p.device.type != "cpu"
-        ]
-        if self.combine(int(members.size > 1 and bool(wrong)), "max"):
-            raise TypeError(
-                f"DiLoCo: {(wrong or ['a parameter of another rank is not float32'])[0]}, and "
-                "workers of several ranks average gradients in float32 on the CPU; use group=None, "
-                "and average gradients inside the node by other means"
-            )
+        members = self.divide(size, 'DiLoCo: give group "node", None or a number; group')
+
+        def refuse_others() -> dict[str, object]:
+            for index, p in enumerate(parameters if members.size > 1 else ()):
+                if p.dtype != torch.float32 or p.device.type != "cpu":
+                    raise TypeError(
+                        f"DiLoCo: parameter {index} is {p.dtype} on {p.device}, and workers of "
+                        "several ranks average gradients in float32 on the CPU; use group=None, "
+                        "and average gradients inside the node by other means"
+                    )
+            return {}
+
+        agree(self.comm, "DiLoCo", refuse_others)
         if members.size > 1:
-            self.inside = WorkerGroup(members, parameters, self._alike, comm.rank)
-        return workers
+            self.inside = WorkerGroup(members, parameters, self._alike, self.comm.rank)

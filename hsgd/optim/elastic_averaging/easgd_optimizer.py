@@ -15,27 +15,27 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 from torch.optim.optimizer import Optimizer
 
 import torch
-from hsgd.comm.agree import agree
 from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
 from hsgd.onesided.networks import Network
 from hsgd.onesided.parameter_box import ParameterBox
-from hsgd.optim.background import BackgroundThread
+from hsgd.optim.background_thread import BackgroundThread
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.layouts import layout_terms
-from hsgd.optim.split_comms import SplitComms
+from hsgd.optim.optimizer_ranks import OptimizerRanks
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
-from hsgd.optim.worker_group import WorkerGroup, split_workers
+from hsgd.optim.worker_group import WorkerGroup
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
 from torch import Tensor, nn
 
@@ -136,7 +136,7 @@ class ElasticAveraging(WrappingOptimizer):
         network: Network = "sockets",
     ) -> None:
         super().__init__(optimizer)
-        self._comm, self._order, self._overlap = comm, order, overlap
+        self._order, self._overlap = order, overlap
         given = params if isinstance(params, nn.Module) else list(params)
         options = {
             "mode": mode,
@@ -150,21 +150,19 @@ class ElasticAveraging(WrappingOptimizer):
             "max_steps": max_steps,
             "network": network,
         }
-        agree(comm, "ElasticAveraging", lambda: self._take(given, options))
+        terms = partial(self._take, given, options)
+        self._ranks = OptimizerRanks(comm, "ElasticAveraging", terms)
         self._fixed = FixedParameters("ElasticAveraging", optimizer, given, self._parameters)
         broadcast_initial(comm, given, self._weights())
         # A constant such as a mask of -inf has no distance from the centre's.
         self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
         self._group = self._join_group(group_size) if mode == "hybrid" else None
-        exchanges = self._group is None or self._group.leads
-        self.workers = int(comm.allreduce(np.array([exchanges], np.int64))[0])
+        self.workers, self._team = self._ranks.count, self._ranks.between
         self.moving_rate = checked_moving_rate(
             moving_rate, self.workers, own_pull=pull_rate is not None, warn=comm.rank == 0
         )
         self.pull_rate = checked_pull_rate(pull_rate, self.moving_rate)
         self._delta = self._room_for_move(_COMPRESSIONS[compression])
-        lead = 0 if exchanges else None
-        self._team = comm if self._group is None else comm.split(lead, key=comm.rank)
         if self._team is not None:
             start = joined(self._weights())
             self._box = ParameterBox.over(
@@ -175,7 +173,7 @@ class ElasticAveraging(WrappingOptimizer):
         self._over = self._done = False
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
-        self._split_off = self._leave_with(comm)
+        self._ranks.before_close(self._abandon)  # what was split off ends before it does
 
     def _room_for_move(self, dtype: torch.dtype) -> Tensor:
         """A vector for the move of all weights; in a group collective, and seen by all of it."""
@@ -184,12 +182,6 @@ class ElasticAveraging(WrappingOptimizer):
             return torch.empty(count, dtype=dtype)
         move: Tensor = self._group.comm.empty(count, dtype, name="move of the group")
         return move
-
-    def _leave_with(self, comm: Comm) -> SplitComms:
-        """What was split off it ends before it does."""
-        found = SplitComms(comm, (None if self._group is None else self._group.comm, self._team))
-        found.before_close(self._abandon)
-        return found
 
     def _take(
         self, params: nn.Module | Sequence[Tensor], options: dict[str, Any]
@@ -206,15 +198,17 @@ class ElasticAveraging(WrappingOptimizer):
         return {**options, **layout_terms(params)}
 
     def _join_group(self, group_size: int | None) -> WorkerGroup:
-        members = split_workers(self._comm, group_size, "ElasticAveraging: group_size")
+        members = self._ranks.divide(group_size, "ElasticAveraging: group_size")
         trained = [p for p in self._parameters if p.requires_grad]
-        return WorkerGroup(members, trained, self._fixed.named(), self._comm.rank)
+        return WorkerGroup(members, trained, self._fixed.named(), self._ranks.comm.rank)
 
     # --- what training scripts call ---
 
     def step(self, closure: Any = None) -> Any:
-        """One step of the wrapped optimizer, and an exchange when one is due; local, but for the
-        group's collectives. A closure is called once in a group, before the gradients are averaged.
+        """Make one step of the wrapped optimizer, and an exchange when one is due; local, but for
+        the group's collectives.
+
+        A closure is called once in a group, before the gradients are averaged.
         """
         self._check_open()
         self._fixed.check(self._optimizer)
@@ -251,14 +245,14 @@ class ElasticAveraging(WrappingOptimizer):
         return self._done
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; local. In a group gradients are zeroed where they are averaged."""
+        """Forget gradients as torch does; local. A group zeroes them in place."""
         if self._group is not None:
             self._group.zero_gradients()
         else:
             self._optimizer.zero_grad(set_to_none)
 
     def metrics(self) -> EASGDMetrics:
-        """What this worker did since it was made; local."""
+        """Return what this worker did since it was made; local."""
         return replace(self._metrics, staleness=self._metrics.staleness.copy())
 
     def finish_push(self) -> None:
@@ -270,7 +264,10 @@ class ElasticAveraging(WrappingOptimizer):
             self._metrics.wait_s += time.perf_counter() - begin
 
     def consensus_distance(self) -> float:
-        """|weights - centre|, after the own push; local. NaN on ranks that do not exchange."""
+        """Return |weights - centre| after the own push; local.
+
+        NaN on ranks that do not exchange.
+        """
         if self._box is None:
             return math.nan
         self.finish_push()
@@ -279,7 +276,8 @@ class ElasticAveraging(WrappingOptimizer):
         return math.sqrt(squares)
 
     def centre(self) -> list[Tensor]:
-        """Copies of the centre's tensors, in the order of the parameters, then buffers; local.
+        """Return copies of the centre's tensors, in the order of the parameters, then buffers;
+        local.
 
         Raises HsgdError on ranks that do not exchange.
         """
@@ -287,7 +285,7 @@ class ElasticAveraging(WrappingOptimizer):
 
     @contextlib.contextmanager
     def at_centre(self) -> Iterator[None]:
-        """Within it the weights are the centre's, for evaluation; local, in a group collective: all
+        """Give the weights the centre's values within the block; local, in a group collective: all
         its ranks get what its first rank reads.
         """
         weights = self._weights()
@@ -297,8 +295,8 @@ class ElasticAveraging(WrappingOptimizer):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, and under "elastic" the centre, its version and the trigger's
-        state; local, waits for the last push.
+        """Return the wrapped optimizer's, and under "elastic" the centre, its version and the
+        trigger's state; local, waits for the last push.
         """
         state = self._optimizer.state_dict()
         own: dict[str, Any] = {"steps": self._metrics.steps, "trigger": self._trigger.state_dict()}
@@ -320,8 +318,7 @@ class ElasticAveraging(WrappingOptimizer):
                 f"{sum(found)} values, this model {len(sizes)} of {sum(sizes)}; it is of another "
                 "model"
             )
-        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "elastic"})
-        self._take_over()
+        self._load_wrapped(state_dict, "elastic")
         self._metrics.steps = own.get("steps", self._metrics.steps)
         if "trigger" in own:
             self._trigger.load_state_dict(own["trigger"])
@@ -343,7 +340,7 @@ class ElasticAveraging(WrappingOptimizer):
             return
         self._closed = True
         with contextlib.ExitStack() as last_first:  # each of them, whatever the others raise
-            last_first.callback(self._split_off.leave)
+            last_first.callback(self._ranks.leave)
             if self._group is not None:
                 last_first.callback(self._group.unhook)
             if self._box is not None:
@@ -356,7 +353,7 @@ class ElasticAveraging(WrappingOptimizer):
     def _abandon(self) -> None:
         self._closed = True
         with contextlib.ExitStack() as last_first:  # as in close()
-            last_first.callback(self._split_off.leave, abort=True)
+            last_first.callback(self._ranks.leave, abort=True)
             if self._progress is not None:
                 last_first.callback(self._progress.abandon)
             if self._box is not None:

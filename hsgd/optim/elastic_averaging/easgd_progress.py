@@ -17,7 +17,7 @@ import numpy as np
 
 from hsgd.comm.communicator import Comm
 from hsgd.onesided.parameter_box import ParameterBox
-from hsgd.optim.background import BackgroundThread
+from hsgd.optim.background_thread import BackgroundThread
 
 __all__ = ["COUNTERS", "Progress", "StopRule"]
 

@@ -36,8 +36,10 @@ __all__ = [
 
 
 def default_moving_rate(workers: int) -> float:
-    """The sum of the workers' distances shrinks to a tenth when all push at once, whatever their
-    number, and never turns round. For many workers it is EASGD's 0.9 / p (arXiv:1412.6651).
+    """Return the rate with which the sum of the workers' distances shrinks to a tenth when all push
+    at once, whatever their number, and never turns round.
+
+    For many workers it is EASGD's 0.9 / p (arXiv:1412.6651).
     """
     return 0.9 / (workers + 1)
 
@@ -52,7 +54,7 @@ def greatest_moving_rate(workers: int, *, own_pull: bool = False) -> float:
 
 
 def checked_pull_rate(given: float | None, moving_rate: float) -> float:
-    """What to use. Raises ValueError."""
+    """Return what to use. Raises ValueError."""
     if given is None:
         return moving_rate
     if not 0 < given <= 1:
@@ -61,7 +63,7 @@ def checked_pull_rate(given: float | None, moving_rate: float) -> float:
 
 
 def checked_moving_rate(given: float | None, workers: int, *, own_pull: bool, warn: bool) -> float:
-    """What to use. Raises ValueError; warns, if asked to, from the greatest one on."""
+    """Return what to use. Raises ValueError; warns, if asked to, from the greatest one on."""
     if given is None:
         return default_moving_rate(workers)
     if not 0 < given <= 1:

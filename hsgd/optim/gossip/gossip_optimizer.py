@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
@@ -22,15 +23,15 @@ import torch
 from hsgd.errors import CollectiveTimeout, about
 from hsgd.onesided.networks import Network
 from hsgd.optim.fixed_parameters import FixedParameters
-from hsgd.optim.flat_vectors import Flattened
+from hsgd.optim.flat_vectors import Flattened, values_kept
 from hsgd.optim.gossip.first_moments import FirstMoments, Momentum
+from hsgd.optim.gossip.gossip_metrics import GossipMetrics, Scores
 from hsgd.optim.gossip.gossip_ranks import GossipRanks, distance_from_mean
-from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores, warn_of_lost
-from hsgd.optim.gossip.gossip_terms import WIRE, checked_rule, terms_of
-from hsgd.optim.gossip.gossip_turns import Turns, usual_trigger
+from hsgd.optim.gossip.gossip_terms import WIRE, checked_rule, terms_of, usual_trigger
+from hsgd.optim.gossip.gossip_turns import Turns
 from hsgd.optim.gossip.joint_start import Past, start_together
 from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds
-from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager, Traffic
+from hsgd.optim.gossip.pair_averaging import LEFT, Averaged, PairAverager, Traffic
 from hsgd.optim.gossip.pair_rounds import PairRounds
 from hsgd.optim.gossip.topology import Topology, graph_of
 from hsgd.optim.optimizer_ranks import refusals_told
@@ -151,8 +152,8 @@ class Gossip(RestartableOptimizer):
     # --- what training scripts call ---
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """The optimizer's own step, and what gossip there is to do; local and not blocking, but
-        for `patience_s`, `hierarchical` and `global_average_every`.
+        """Make the optimizer's own step, and what gossip there is to do; local and not blocking,
+        but for `patience_s`, `hierarchical` and `global_average_every`.
         """
         self._check_open()
         self._fixed.check(self._optimizer)
@@ -160,7 +161,7 @@ class Gossip(RestartableOptimizer):
             if closure is not None:
                 raise TypeError("Gossip.step: hierarchical=True takes no closure; call backward()")
             self._ranks.average_gradients(list(self._flat.views))
-        result = self._optimizer.step() if closure is None else self._optimizer.step(closure)
+        result = self._step_wrapped(closure)
         self._steps += 1
         with torch.no_grad():
             self._moments.adopt(self.state)
@@ -217,21 +218,17 @@ class Gossip(RestartableOptimizer):
                 )
 
     def consensus_distance(self) -> float:
-        """Root of the mean over ranks of |w - mean(w)|^2; collective, blocking."""
+        """Return the root of the mean over ranks of |w - mean(w)|^2; collective, blocking."""
         return distance_from_mean(self._comm, self._flat.vectors)
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[None]:
-        """Within it the tensors are the mean over ranks; collective, blocking."""
-        every = (self._flat, self._extra)
-        kept = [one.copies() for one in every]
-        for vector in (v for one in every for v in one.vectors):
-            self._comm.allreduce(vector, "mean", out=vector, name="mean model")
-        try:
+        """Give the tensors the mean over ranks within the block; collective, blocking."""
+        vectors = [*self._flat.vectors, *self._extra.vectors]
+        with values_kept(vectors):
+            for vector in vectors:
+                self._comm.allreduce(vector, "mean", out=vector, name="mean model")
             yield
-        finally:
-            for one, copies in zip(every, kept, strict=True):
-                one.restore(copies)
 
     def compare(self, score: Callable[[], float]) -> Scores:
         """Call `score` with this rank's model, and with the mean one; collective, blocking."""
@@ -242,7 +239,7 @@ class Gossip(RestartableOptimizer):
         return Scores(own, float(every.min()), float(every.mean()), mean)
 
     def metrics(self) -> GossipMetrics:
-        """Counters of this rank; local."""
+        """Return counters of this rank; local."""
         exchange = self._exchange()
         traffic = self._earlier if exchange is None else self._earlier.plus(exchange.traffic)
         inside, between = self._global_bytes.tolist()
@@ -259,8 +256,9 @@ class Gossip(RestartableOptimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's and, under "gossip", where this rank's gossip is; local. The
-        weights are the model's.
+        """Return the wrapped optimizer's and, under "gossip", where this rank's gossip is; local.
+
+        The weights are the model's.
         """
         state = self._optimizer.state_dict()
         state["gossip"] = {
@@ -417,7 +415,7 @@ class Gossip(RestartableOptimizer):
         self._turns.go_on_among(graph, place, () if self._pairs is None else self._pairs.remote)
         self._steps, self._kept_outer = start.steps, None
         self._described = f"{self._trigger!r}, {graph!r}"
-        self._told: frozenset[int] = frozenset()
+        self._told: set[int] = set()
         self._turns.reset(self._watched)
         if self._steps:
             self._moments.reset(self.state)
@@ -429,8 +427,7 @@ class Gossip(RestartableOptimizer):
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
         """All but outer weights."""
-        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gossip"})
-        self._take_over()
+        self._load_wrapped(dict(state_dict), "gossip")
         self._moments.adopt(self.state)
         if (gossip := state_dict.get("gossip")) is not None:
             self._turns.load_state_dict(gossip["turns"])
@@ -483,7 +480,10 @@ class Gossip(RestartableOptimizer):
             self._mixed()
         exchange = self._exchange()
         if exchange is not None and len(exchange.lost) > len(self._told):
-            self._told = warn_of_lost(exchange.lost, self._told)
+            for rank in sorted(exchange.lost.keys() - self._told):
+                if (why := exchange.lost[rank]) != LEFT:
+                    warnings.warn(f"Gossip goes on without rank {rank}: {why}", stacklevel=4)
+            self._told |= exchange.lost.keys()
         return bool(committed)
 
     def _mixed(self) -> None:

@@ -14,7 +14,6 @@ import torch
 from hsgd.comm.communicator import Comm
 from hsgd.optim.optimizer_ranks import OptimizerRanks, Terms
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
-from hsgd.optim.worker_group import split_workers
 from torch import Tensor
 
 __all__ = ["GossipRanks", "distance_from_mean"]
@@ -25,8 +24,7 @@ class GossipRanks(OptimizerRanks):
     group_size: as Gossip's. alike: tensors with their names that the ranks of a group hold alike.
     terms: as OptimizerRanks'.
 
-    comm: of all ranks. inside: this rank's group, where there are groups. between: of those that
-    gossip; None: this one does not. count: how many gossip.
+    inside: this rank's group, where there are groups. Those of `between` gossip.
     Raises ValueError and TypeError for what cannot be, and what collectives raise.
     """
 
@@ -41,18 +39,18 @@ class GossipRanks(OptimizerRanks):
         super().__init__(comm, "Gossip", terms)
         self._guard = ReplicaGuard(lambda: list(alike), rank=self.comm.rank)
         self.inside: Comm | None = None
-        self.between: Comm | None = self.comm
-        self.count = self.comm.size
         try:
             if hierarchical and comm is not None:  # one rank that waits for others has no group
-                self._split(group_size)
+                self.inside = self.divide(group_size, "Gossip: group_size")
         except BaseException:
             self.leave(abort=True)
             raise
 
     def average_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Of the group; collective in it, blocking. Where nobody has a gradient there is none, or
-        weight decay would move the tensor. Raises ReplicasDiffer on all ranks of the group.
+        """Average those of the group; collective in it, blocking.
+
+        Where nobody has a gradient there is none, or weight decay would move the tensor. Raises
+        ReplicasDiffer on all ranks of the group.
         """
         assert self.inside is not None, "there are groups"
         self._guard.check(self.inside)
@@ -76,15 +74,6 @@ class GossipRanks(OptimizerRanks):
         for vector in vectors if flag[0] else ():
             self.inside.broadcast(vector, name="weights of the group")
         return bool(flag[0])
-
-    def _split(self, group_size: int | None) -> None:
-        comm = self.comm
-        self.inside = split_workers(comm, group_size, "Gossip: group_size")
-        self._made.append(self.inside)
-        is_first = self.inside.rank == 0
-        self.count = int(comm.allreduce(np.array([is_first], np.int64), "sum", name="groups")[0])
-        self.between = comm.split(0 if is_first else None, key=comm.rank)
-        self._made += [self.between] if self.between is not None else []
 
 
 def distance_from_mean(comm: Comm, vectors: Sequence[Tensor]) -> float:

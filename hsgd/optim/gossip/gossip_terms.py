@@ -10,32 +10,52 @@ from typing import Any, get_args
 
 import torch
 from hsgd.optim.gossip.first_moments import Momentum
-from hsgd.optim.gossip.gossip_turns import check_schedule
-from hsgd.optim.gossip.noloco import NoLoCo, read_outer
+from hsgd.optim.gossip.noloco import NoLoCo
 from hsgd.optim.gossip.topology import Topology, described
 from hsgd.optim.layouts import layout_terms
-from hsgd.optim.triggers.communication_triggers import Trigger
+from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
 from hsgd.optim.wrapping_optimizer import check_choice
 from torch import Tensor, nn
 
-__all__ = ["WIRE", "checked_rule", "terms_of"]
+__all__ = ["WIRE", "checked_rule", "terms_of", "usual_trigger"]
 
 WIRE = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def checked_rule(trigger: Trigger, options: Mapping[str, Any]) -> NoLoCo | None:
+def usual_trigger(outer: object) -> Trigger:
+    """Return the trigger if none is given; local. Partners of NoLoCo meet in the same steps."""
+    return RelativeChange(0.05) if outer is None else FixedPeriod(50)
+
+
+def checked_rule(trigger: Any, options: Mapping[str, Any]) -> NoLoCo | None:
     """Return what `outer` means; local. options: Gossip's, by name. Raises ValueError and TypeError
     for those that cannot be.
     """
-    check_schedule(trigger, options["max_interval"], options["global_average_every"])
+    if not isinstance(trigger, Trigger):
+        raise TypeError(
+            f"Gossip: trigger is a {type(trigger).__name__}; give one of hsgd.optim.triggers, or "
+            "an object with step, reset, state_dict and load_state_dict"
+        )
+    for name in ("max_interval", "global_average_every"):
+        value = options[name]
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"Gossip: {name} is {value!r}; give steps, 1 or more, or None")
     check_choice("Gossip: momentum", options["momentum"], get_args(Momentum))
     check_choice("Gossip: compression", options["compression"], WIRE)
     if isinstance(options["topology"], str):
         Topology(options["topology"], 1)  # or a wrong name would show on many ranks only
     if options["group_size"] is not None and not options["hierarchical"]:
         raise ValueError("Gossip: group_size is for hierarchical=True")
-    names = ("outer", "topology", "compression", "network")
-    return read_outer(*(options[name] for name in names))
+    outer = options["outer"]
+    if outer is None:
+        return None
+    if outer != "noloco" and not isinstance(outer, NoLoCo):
+        raise ValueError(f'Gossip: outer is {outer!r}; use "noloco", a NoLoCo(lr=...) or None')
+    for name, only in (("topology", "random"), ("compression", None), ("network", "sockets")):
+        given = options[name]
+        if given is not only and given != only:
+            raise ValueError(f"Gossip: outer needs {name}={only!r}, not {given!r}")
+    return outer if isinstance(outer, NoLoCo) else NoLoCo()
 
 
 def terms_of(

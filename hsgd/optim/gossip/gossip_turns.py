@@ -1,7 +1,6 @@
 """Whom a rank of Gossip asks, step by step: the trigger says when, the topology with whom.
 
-Owns the usual trigger, the rank's place in its order of peers, and what it remembers of calls that
-came to nothing.
+Owns the rank's place in its order of peers, and what it remembers of calls that came to nothing.
 Never communicates.
 """
 
@@ -12,10 +11,10 @@ from typing import Any
 
 from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.gossip.topology import Topology
-from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
+from hsgd.optim.triggers.communication_triggers import Trigger
 from torch import Tensor
 
-__all__ = ["Turns", "check_schedule", "usual_trigger"]
+__all__ = ["Turns"]
 
 
 class Turns:
@@ -49,12 +48,12 @@ class Turns:
         self._met_next = False  # the peer of the next turn came first
 
     def go_on_among(self, topology: Topology, place: int, remote: Collection[int]) -> None:
-        """The ranks are others now; what is remembered of single ones is forgotten."""
+        """Go on among other ranks, and forget what is remembered of single ones."""
         self._topology, self._place, self._remote = topology, place, remote
         self._owed, self._yielded, self._met_next = False, None, False
 
     def reset(self, params: Sequence[Tensor]) -> None:
-        """The weights are new, or were sent."""
+        """Note that the weights are new, or were sent."""
         self._silent = 0
         self._trigger.reset(params)
 
@@ -72,7 +71,7 @@ class Turns:
     def next(
         self, step: int, params: Sequence[Tensor], lr: float, busy: Collection[int]
     ) -> list[int]:
-        """Whom to ask after local step `step`; `busy` cannot be asked now."""
+        """Return whom to ask after local step `step`; `busy` cannot be asked now."""
         due = self.due(step, params, lr)
         chosen = [] if self._yielded is None else [self._yielded]
         self._yielded = None
@@ -85,7 +84,7 @@ class Turns:
         return chosen
 
     def due(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Whether there is an exchange after local step `step`; once for each step."""
+        """Return whether there is an exchange after local step `step`; once for each step."""
         self._silent += 1
         self._since_call += 1
         due = self._trigger.step(step, params, lr)
@@ -118,7 +117,7 @@ class Turns:
         return self._yielded is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank is, with its trigger."""
+        """Return where this rank is, with its trigger."""
         return {
             "trigger": self._trigger.state_dict(),
             "triggers": self.triggers,
@@ -138,25 +137,3 @@ class Turns:
         self._turn, self._silent = state["turn"], state["silent"]
         self._since_call, self._owed = state["since_call"], state["owed"]
         self._yielded, self._met_next = state["yielded"], state["met_next"]
-
-
-def usual_trigger(outer: object) -> Trigger:
-    """Where none is given; local. Partners of NoLoCo meet in the same steps."""
-    return RelativeChange(0.05) if outer is None else FixedPeriod(50)
-
-
-def check_schedule(
-    trigger: Any, max_interval: int | None, global_average_every: int | None
-) -> None:
-    """Raise TypeError or ValueError for those of Gossip that cannot be; local."""
-    if not isinstance(trigger, Trigger):
-        raise TypeError(
-            f"Gossip: trigger is a {type(trigger).__name__}; give one of hsgd.optim.triggers, or "
-            "an object with step, reset, state_dict and load_state_dict"
-        )
-    for name, value in (
-        ("max_interval", max_interval),
-        ("global_average_every", global_average_every),
-    ):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"Gossip: {name} is {value!r}; give steps, 1 or more, or None")

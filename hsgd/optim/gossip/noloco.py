@@ -19,7 +19,7 @@ from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.gossip.pair_rounds import PairRounds, partner_of
 from torch import Tensor
 
-__all__ = ["NoLoCo", "OuterRounds", "read_outer"]
+__all__ = ["NoLoCo", "OuterRounds"]
 
 
 @dataclass(frozen=True)
@@ -45,29 +45,13 @@ class NoLoCo:
             raise ValueError(f"NoLoCo: pull is {self.pull}; give 0 or more, or None for lr")
 
     def step(self, weights: Tensor, velocity: Tensor, progress: Tensor, mean: Tensor) -> None:
-        """One step of `weights`, in place; local. progress: its mean over the pair. mean: that of
-        the pair's outer weights.
+        """Make one step of `weights`, in place; local. progress: its mean over the pair. mean: that
+        of the pair's outer weights.
         """
         pull = self.lr if self.pull is None else self.pull
         velocity.mul_(self.momentum).add_(progress, alpha=self.lr)
         velocity.add_(mean - weights, alpha=pull)
         weights.add_(velocity)
-
-
-def read_outer(outer: object, topology: Any, compression: Any, network: str) -> NoLoCo | None:
-    """What Gossip's `outer` means. Raises ValueError, also for what does not go with it."""
-    if outer is None:
-        return None
-    if outer != "noloco" and not isinstance(outer, NoLoCo):
-        raise ValueError(f'Gossip: outer is {outer!r}; use "noloco", a NoLoCo(lr=...) or None')
-    for name, given, only in (
-        ("topology", topology, "random"),
-        ("compression", compression, None),
-        ("network", network, "sockets"),
-    ):
-        if given is not only and given != only:
-            raise ValueError(f"Gossip: outer needs {name}={only!r}, not {given!r}")
-    return outer if isinstance(outer, NoLoCo) else NoLoCo()
 
 
 class OuterRounds:
@@ -97,7 +81,7 @@ class OuterRounds:
         self.pairs = PairRounds(comm, like, timeout_s, remote_only=remote_only)
 
     def step(self, patience_s: float) -> Averaged | None:
-        """The next round; blocking for at most `patience_s`. Weights are outer weights then.
+        """Make the next round; blocking for at most `patience_s`. Weights are outer weights then.
 
         None: this rank had no partner. `committed` says whether its partner took part.
         """
@@ -135,19 +119,19 @@ class OuterRounds:
         return Averaged(partner, True, committed, math.sqrt(squares) if committed else math.nan)
 
     def restart(self) -> None:
-        """The weights are new: outer weights are those from here on; local."""
+        """Take the weights as outer weights from here on; local."""
         for slow, weight in zip(self._slow, self._weights, strict=True):
             slow.copy_(weight)
 
     def go_on(self, velocity: Sequence[Tensor] | None, rounds: int) -> None:
-        """Outer weights are the weights of now, after so many rounds; None: at rest. Local."""
+        """Take the weights as outer weights after so many rounds; None: at rest. Local."""
         self.restart()
         for mine, given in zip(self._velocity, velocity or self._velocity, strict=True):
             mine.copy_(given)
         self._number = rounds
 
     def state_dict(self) -> dict[str, Any]:
-        """Outer weights, velocity and the number of rounds."""
+        """Return outer weights, velocity and the number of rounds."""
         return {
             "weights": [slow.clone() for slow in self._slow],
             "velocity": [velocity.clone() for velocity in self._velocity],

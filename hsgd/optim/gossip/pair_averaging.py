@@ -37,10 +37,13 @@ from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost, about
 from hsgd.onesided.networks import Network, choose_network
 from hsgd.onesided.notified_window import NotifiedWindow
-from hsgd.optim.flat_vectors import as_memory, in_memory, square
+from hsgd.optim.flat_vectors import Places, square
 from torch import Tensor
 
-__all__ = ["Averaged", "PairAverager", "Traffic"]
+__all__ = ["LEFT", "Averaged", "PairAverager", "Traffic"]
+
+LEFT = "it closed its Gossip"
+"""Why a peer that did not die is lost."""
 
 _GONE = 1 << 62  # added to the last answer by a rank that answers no more
 _REFUSED, _COMMITTED, _CROSSED = range(3)  # an answer's version is 4 * the request's number + this
@@ -48,7 +51,6 @@ _ANSWERS = 4
 _LANES = 16  # the most; a request's version is its number, its stamp of 30 bits and its lane
 _USUAL_LANES = 4
 _STAMPS = 1 << 30
-_LINE = 64
 _DEATH_CHECK_S = 0.5  # how often a peer that does not answer is looked after
 _LOOK_S = 0.05
 
@@ -75,7 +77,7 @@ class Traffic:
     remote_bytes: int = 0
 
     def plus(self, other: Traffic) -> Traffic:
-        """Both together."""
+        """Return both together."""
         return Traffic(
             self.messages + other.messages,
             self.local_bytes + other.local_bytes,
@@ -133,12 +135,12 @@ class PairAverager:
         self._timeout_s = comm.timeout_s if timeout_s is None else timeout_s
         nodes = list(range(comm.size)) if remote_only else comm.nodes
         self._remote = _on_other_nodes(neighbours, nodes)
-        self._place(wire_dtype)
+        self._places = Places(self._weights, wire_dtype)
         places = lanes + max(map(len, self._remote))
         self._lanes = lanes
         self._window = NotifiedWindow(
             comm,
-            places * self._lane_bytes,
+            places * self._places.nbytes,
             2 * comm.size + 1,
             queue=8 * comm.size + 8,
             timeout_s=timeout_s,
@@ -146,9 +148,9 @@ class PairAverager:
             network=choose_network(comm, network, "Gossip", any_thread=True),
             forgiving=True,  # a peer that stands still holds up nobody else
         )
-        self._own = as_memory(self._window.segment())
+        self._own = torch.from_numpy(self._window.segment())
         self._segments = {
-            peer: as_memory(self._window.segment(peer))
+            peer: torch.from_numpy(self._window.segment(peer))
             for peer in self._peers
             if peer not in self._remote[self._rank]
         }
@@ -185,7 +187,7 @@ class PairAverager:
     @property
     def model_bytes(self) -> int:
         """What one copy of the weights is on its way."""
-        return sum(view.numel() * view.element_size() for view in self._views(self._own, 0))
+        return sum(view.numel() * view.element_size() for view in self._places.views(self._own, 0))
 
     def ask(self, peer: int) -> bool:
         """Offer the weights as they are now to `peer`; local, not blocking.
@@ -196,11 +198,11 @@ class PairAverager:
         if peer in self._open or peer in self.lost or not self._free:
             return False
         if self._left(peer):
-            self.lost[peer] = f"rank {peer} closed"
+            self.lost[peer] = LEFT
             return False
         lane = self._free.pop()
-        offset = lane * self._lane_bytes
-        for view, weight in zip(self._views(self._own, offset), self._weights, strict=True):
+        offset = lane * self._places.nbytes
+        for view, weight in zip(self._places.views(self._own, offset), self._weights, strict=True):
             view.copy_(weight)
         self._asked[peer] += 1
         self._open[peer] = _Open(self._asked[peer], lane, time.monotonic())
@@ -230,7 +232,7 @@ class PairAverager:
         return done + self._look_after()
 
     def wait(self, limit_s: float) -> list[Averaged]:
-        """poll() until no own request is open, at most for `limit_s`; local, blocking.
+        """Poll until no own request is open, at most for `limit_s`; local, blocking.
 
         Requests of others are answered meanwhile, so ranks that wait for one another do not lock.
         """
@@ -253,7 +255,7 @@ class PairAverager:
         return done
 
     def stop_waiting(self) -> None:
-        """wait() returns, now and from here on; local, never blocks, from any thread."""
+        """Have wait() return, now and from here on; local, never blocks, from any thread."""
         self._waits = False
 
     def abandon(self) -> None:
@@ -305,31 +307,13 @@ class PairAverager:
 
     # --- places ---
 
-    def _place(self, wire_dtype: torch.dtype | None) -> None:
-        """Where each tensor lies in a lane."""
-        self._dtypes = [
-            w.dtype if wire_dtype is None or not w.is_floating_point() else wire_dtype
-            for w in self._weights
-        ]
-        self._offsets, end = [], 0
-        for weight, dtype in zip(self._weights, self._dtypes, strict=True):
-            self._offsets.append(end)
-            size = weight.numel() * dtype.itemsize
-            end += (size + _LINE - 1) // _LINE * _LINE
-        self._lane_bytes = max(end, _LINE)
-
-    def _views(self, memory: Tensor, offset: int) -> list[Tensor]:
-        places = zip(self._weights, self._dtypes, self._offsets, strict=True)
-        return [
-            in_memory(memory, offset + place, weight.numel(), dtype)
-            for weight, dtype, place in places
-        ]
-
     def _inbox(self, peer: int) -> int:
         """Where this rank's weights go in the segment of a peer on another node."""
         asks = self._remote[peer]
         return (
-            (self._lanes + asks.index(self._rank)) * self._lane_bytes if self._rank in asks else 0
+            (self._lanes + asks.index(self._rank)) * self._places.nbytes
+            if self._rank in asks
+            else 0
         )
 
     def _request_slot(self, asker: int) -> int:
@@ -352,22 +336,22 @@ class PairAverager:
         if peer in self._segments:
             self.traffic.local_bytes += 0 if here is None else self.model_bytes
         elif here is not None:
-            pieces = [(self._own[here : here + self._lane_bytes], there)]
-            self.traffic.remote_bytes += self._lane_bytes
+            pieces = [(self._own[here : here + self._places.nbytes], there)]
+            self.traffic.remote_bytes += self._places.nbytes
         return self._window.put_list_notify(pieces, peer, slot, version)
 
     def _answer(self, peer: int, version: int) -> Averaged:
         number, stamp, lane = _parts_of(version)
-        place = lane * self._lane_bytes
+        place = lane * self._places.nbytes
         if peer in self._segments:
             here, memory = place, self._segments[peer]
         else:
             here, memory = self._inbox_of(peer), self._own
-        blocks, mine = self._views(memory, here), self._weights
+        blocks, mine = self._places.views(memory, here), self._weights
         own = self._open.get(peer)
         crossed = own is not None and stamp < own.number and peer not in self._segments
         if own is not None and crossed:  # here the higher rank: the lower one has put it off
-            mine = self._views(self._own, own.lane * self._lane_bytes)
+            mine = self._places.views(self._own, own.lane * self._places.nbytes)
         refused = self._rank < peer and stamp < self._mixed[peer]
         distance = math.nan if refused else self._halve(blocks, mine)
         committed = math.isfinite(distance)
@@ -400,7 +384,7 @@ class PairAverager:
         return True
 
     def _inbox_of(self, peer: int) -> int:
-        return (self._lanes + self._remote[self._rank].index(peer)) * self._lane_bytes
+        return (self._lanes + self._remote[self._rank].index(peer)) * self._places.nbytes
 
     def _halve(self, blocks: Sequence[Tensor], others: Sequence[Tensor]) -> float:
         """Make of a peer's weights half of the difference to others; its whole norm. Weights that
@@ -429,12 +413,12 @@ class PairAverager:
         if not answered and not gone:
             return []
         kind, distance = answer % _ANSWERS if answered else _REFUSED, math.nan
-        blocks = self._views(self._own, request.lane * self._lane_bytes)
+        blocks = self._places.views(self._own, request.lane * self._places.nbytes)
         if kind == _CROSSED and not request.crossed:
             theirs = self._window.test(self._request_slot(peer))
             if theirs <= self._seen[peer]:
                 return []  # its weights are still on their way
-            self._halve(blocks, self._views(self._own, self._inbox_of(peer)))
+            self._halve(blocks, self._places.views(self._own, self._inbox_of(peer)))
         if kind != _REFUSED and not request.crossed:
             squares = 0.0
             for weight, block in zip(self._weights, blocks, strict=True):
@@ -444,7 +428,7 @@ class PairAverager:
         elif kind == _REFUSED:
             self._mixed[peer] = 0
         if gone:
-            self.lost.setdefault(peer, f"rank {peer} closed")
+            self.lost.setdefault(peer, LEFT)
         del self._open[peer]
         self._free.append(request.lane)
         if request.crossed:
@@ -481,7 +465,7 @@ class PairAverager:
 
     def _lose(self, peer: int, why: str) -> list[Averaged]:
         """A peer died, or left; what it committed before counts."""
-        self.lost.setdefault(peer, f"rank {peer} closed" if self._left(peer) else why)
+        self.lost.setdefault(peer, LEFT if self._left(peer) else why)
         done = self._collect(peer)
         request = self._open.pop(peer, None)
         if request is None:

@@ -13,22 +13,24 @@ import random
 import time
 from collections.abc import Sequence
 
+import torch
 from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.onesided.notified_window import NotifiedWindow
-from hsgd.optim.flat_vectors import as_memory, in_memory
-from hsgd.optim.gossip.pair_averaging import Traffic
+from hsgd.optim.flat_vectors import Places
+from hsgd.optim.gossip.pair_averaging import LEFT, Traffic
 from torch import Tensor
 
 __all__ = ["PairRounds", "partner_of"]
 
-_LINE = 64
 _LOOK_S = 0.05  # how often a wait looks whether it shall end
 _GONE = 1 << 62  # added to the last round that it sent by a rank that leaves
 
 
 def partner_of(rank: int, size: int, number: int, seed: int) -> int | None:
-    """Whom a rank meets in a round; None: of an odd number, it is the one that sits out; local."""
+    """Return whom a rank meets in a round; None: of an odd number, it is the one that sits out;
+    local.
+    """
     order = list(range(size))
     random.Random(f"{seed} round {number}").shuffle(order)
     place = order.index(rank) ^ 1
@@ -49,14 +51,10 @@ class PairRounds:
     ) -> None:
         self._rank, self._size, self._timeout_s = comm.rank, comm.size, timeout_s
         self._nodes = list(range(comm.size)) if remote_only else comm.nodes
-        self._like, self._offsets, end = list(like), [], 0
-        for tensor in like:
-            self._offsets.append(end)
-            end += -(-tensor.numel() * tensor.element_size() // _LINE) * _LINE
-        self._place_bytes = max(end, _LINE)
+        self._places = Places(like)
         self._window = NotifiedWindow(
             comm,
-            comm.size * self._place_bytes,
+            comm.size * self._places.nbytes,
             2 * comm.size,
             queue=8 * comm.size + 8,
             timeout_s=timeout_s,
@@ -64,7 +62,7 @@ class PairRounds:
             network="sockets",
             forgiving=True,  # a partner that stands still breaks nothing
         )
-        self._memory = as_memory(self._window.segment())
+        self._memory = torch.from_numpy(self._window.segment())
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         for rank in others:
             self._window.bind(self._sent_slot(rank), rank)
@@ -80,8 +78,10 @@ class PairRounds:
     def swap(
         self, number: int, partner: int, vectors: Sequence[Tensor], patience_s: float
     ) -> list[Tensor] | None:
-        """The partner's vectors of round `number`, which are given for one's own; blocking for at
-        most `patience_s`. None: it came too late, died or left, or is some rounds ahead.
+        """Return the partner's vectors of round `number`, which are given for one's own; blocking
+        for at most `patience_s`.
+
+        None: it came too late, died or left, or is some rounds ahead.
 
         number: from 1, rising. The tensors that come back are new.
         """
@@ -91,7 +91,7 @@ class PairRounds:
             sent, taken = map(self._window.test, slots)
             gone, come = divmod(sent, _GONE)
             if gone and not come == number == self._sent[partner]:
-                self.lost[partner] = f"rank {partner} closed"
+                self.lost[partner] = LEFT
                 return None
             if self._taken[partner] < come < number:
                 self._take(partner, come)  # of a round that this rank took alone
@@ -100,7 +100,10 @@ class PairRounds:
             if come > number:
                 return None  # it took this round alone
             if come == number and self._sent[partner] == number:
-                found = [view.clone() for view in self._views(partner)]
+                found = [
+                    view.clone()
+                    for view in self._places.views(self._memory, partner * self._places.nbytes)
+                ]
                 self._take(partner, number)
                 return found
             left = deadline - time.monotonic()
@@ -132,7 +135,7 @@ class PairRounds:
             self._window.close()
 
     def stop_waiting(self) -> None:
-        """swap() returns, now and from here on; local, never blocks, from any thread."""
+        """Have swap() return, now and from here on; local, never blocks, from any thread."""
         self._waits = False
 
     def abandon(self) -> None:
@@ -142,10 +145,10 @@ class PairRounds:
             self._window.close(waits=False)
 
     def _send(self, partner: int, number: int, vectors: Sequence[Tensor]) -> None:
-        start = self._rank * self._place_bytes
+        start = self._rank * self._places.nbytes
         pieces = [
             (vector.clone().numpy(), start + offset)  # a slow partner may need it for long
-            for vector, offset in zip(vectors, self._offsets, strict=True)
+            for vector, offset in zip(vectors, self._places.offsets, strict=True)
             if vector.numel()
         ]
         self._window.put_list_notify(pieces, partner, self._sent_slot(self._rank), number)
@@ -162,13 +165,6 @@ class PairRounds:
         if self._window.test(self._sent_slot(partner)) < _GONE:
             self._window.put_notify(None, partner, self._taken_slot(self._rank), number)
             self.traffic.messages += 1
-
-    def _views(self, partner: int) -> list[Tensor]:
-        start = partner * self._place_bytes
-        return [
-            in_memory(self._memory, start + offset, one.numel(), one.dtype)
-            for one, offset in zip(self._like, self._offsets, strict=True)
-        ]
 
     def _sent_slot(self, sender: int) -> int:
         return sender

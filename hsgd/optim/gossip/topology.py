@@ -55,11 +55,11 @@ class Topology:
             self._neighbours = _checked(_lists(spec), size)
 
     def neighbours(self, rank: int) -> list[int]:
-        """The ranks that `rank` may average with, in the order of the rounds."""
+        """Return the ranks that `rank` may average with, in the order of the rounds."""
         return list(self._neighbours[rank])
 
     def choose(self, rank: int, turn: int, without: Collection[int] = ()) -> int | None:
-        """Whom `rank` turns to, having done so `turn` times before.
+        """Return whom `rank` turns to, having done so `turn` times before.
 
         without: ranks that cannot be had now; the next of the order is taken. None: nobody is left.
         """
@@ -139,8 +139,9 @@ def _checked(graph: list[list[int]], size: int) -> list[list[int]]:
 
 
 def graph_of(topology: Any, size: int, seed: int) -> Topology:
-    """What Gossip's `topology` means for `size` ranks; local. Raises ValueError where it is for
-    another number of ranks.
+    """Return what Gossip's `topology` means for `size` ranks; local.
+
+    Raises ValueError where it is for another number of ranks.
     """
     graph = topology if isinstance(topology, Topology) else Topology(topology, size, seed)
     if graph.size == size:

@@ -20,7 +20,7 @@ from hsgd.optim.large_batch.lars_presets import LARS_PRESETS
 from hsgd.optim.large_batch.layerwise import Layerwise, Range, wide_dtype, with_defaults
 from torch import Tensor
 
-__all__ = ["LARS", "suits_the_kernel"]
+__all__ = ["LARS", "native_rule", "suits_the_kernel"]
 
 # addresses of weight, gradient and buffer, number of elements, and what is known of the weights
 _Row = tuple[int, int, int, int, float, int]
@@ -186,7 +186,7 @@ class LARS(Layerwise):
             rows.append((address, grad.data_ptr(), room, count, *self._known(weight, address)))
         for excluded, (weights, rows) in tables.items():
             if weights:
-                rule = _native_rule(group, excluded)
+                rule = native_rule(group, excluded)
                 found = _native.lars_step(rows, rule, torch.get_num_threads())
                 for weight in weights:
                     torch.autograd.graph.increment_version(weight)
@@ -210,7 +210,7 @@ class LARS(Layerwise):
 
 
 def suits_the_kernel(weight: Tensor, grad: Tensor, buffer: Tensor | None) -> bool:
-    """Whether all elements lie in host memory as float32, densely and in the same order."""
+    """Return whether all elements lie in host memory as float32, densely and in the same order."""
     other = weight if buffer is None else buffer
     if not (weight.dtype is grad.dtype is other.dtype is torch.float32):
         return False
@@ -235,7 +235,8 @@ def _adapts(group: dict[str, Any], excluded: bool) -> bool:
     return bool(group["adapt"] == "always" or group["weight_decay"] != 0)
 
 
-def _native_rule(group: dict[str, Any], excluded: bool) -> _native.LarsRule:
+def native_rule(group: dict[str, Any], excluded: bool) -> _native.LarsRule:
+    """Return the options of a group for the kernel; local. excluded: neither decay nor scaling."""
     return _native.LarsRule(
         lr=float(group["lr"]),
         momentum=group["momentum"],

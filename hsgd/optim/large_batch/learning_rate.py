@@ -62,7 +62,7 @@ class WarmupPolynomialLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
-        """The rate of each group for the next step."""
+        """Return the rate of each group for the next step."""
         step = min(self.last_epoch, self.total_steps)
         if step < self.warmup_steps:
             return [base * step / self.warmup_steps for base in self.base_lrs]

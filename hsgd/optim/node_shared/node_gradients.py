@@ -97,7 +97,7 @@ class Gradients:
         return came
 
     def part(self, piece: ParameterSlice) -> Tensor:
-        """A piece of a gradient of this rank, a view."""
+        """Return a piece of a gradient of this rank, a view."""
         whole, parameter = self._views[piece.index], self._parameters[piece.index]
         if whole is None:
             if parameter.grad is None:  # of others only

@@ -36,14 +36,16 @@ from torch import Tensor, nn
 __all__ = ["NodeSharedOptimizer", "SharedParameters", "share_parameters"]
 
 _BATCH = 1 << 20  # elements that are averaged together, and updated while they are in a cache
-# Whether an optimizer updates elements one by one; the others need whole tensors for their norms.
-_ELEMENTWISE: dict[type[Optimizer], bool] = {
-    torch.optim.SGD: True,
-    torch.optim.Adam: True,
-    torch.optim.AdamW: True,
-    LARS: False,
-    LAMB: False,
+# By the optimizers that can be taken, their state of the shape of a parameter.
+_STATE: dict[type[Optimizer], tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum_buffer",),
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    LARS: ("momentum_buffer",),
+    LAMB: ("exp_avg", "exp_avg_sq"),
 }
+# Those that need whole tensors for their norms, and keep state in float32 for 16-bit parameters.
+_BY_TENSOR = (LARS, LAMB)
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -141,7 +143,10 @@ class NodeSharedOptimizer(Optimizer):
         self.zero_grad()
 
     def reporting(self) -> contextlib.AbstractContextManager[None]:
-        """A context around what communicates: for those whose users know other errors. Local."""
+        """Return a context around what communicates: for those whose users know other errors.
+
+        Local.
+        """
         return contextlib.nullcontext()
 
     @property
@@ -155,8 +160,8 @@ class NodeSharedOptimizer(Optimizer):
     def check_kind(optimizer: Optimizer) -> None:
         """Raise ValueError where parts of the parameters cannot be updated by themselves. Local."""
         kind = type(optimizer)
-        if kind not in _ELEMENTWISE:
-            known = ", ".join(known.__name__ for known in _ELEMENTWISE)
+        if kind not in _STATE:
+            known = ", ".join(known.__name__ for known in _STATE)
             raise ValueError(
                 f"node_shared: {kind.__name__} is not supported, its update may need more than "
                 f"this rank's part of the parameters; use {known}, or node_shared=False"
@@ -194,7 +199,7 @@ class NodeSharedOptimizer(Optimizer):
         """Bounds of the parts of the ranks of this node in the array of a dtype."""
         parts, count = self._comm.local_size, self._shared.counts[dtype]
         bounds = [count * part // parts // ALIGNMENT * ALIGNMENT for part in range(parts)]
-        if not _ELEMENTWISE[self._kind]:  # move to the nearest beginning of a parameter
+        if self._kind in _BY_TENSOR:  # move to the nearest beginning of a parameter
             starts = [place.start for _, place in self._shared.of(dtype)] + [count]
             bounds = [min(starts, key=lambda start: abs(start - bound)) for bound in bounds]
         return [*bounds, count]
@@ -205,7 +210,7 @@ class NodeSharedOptimizer(Optimizer):
         first, last = self._ranges[dtype][rank : rank + 2]
         for index, place in self._shared.of(dtype):
             begin, end = max(first, place.start), min(last, place.stop)
-            most = _BATCH if _ELEMENTWISE[self._kind] else max(place.count, 1)
+            most = max(place.count, 1) if self._kind in _BY_TENSOR else _BATCH
             for at in range(begin, end, most):
                 yield ParameterSlice(index, at - place.start, min(at + most, end) - place.start)
 
@@ -292,7 +297,7 @@ class NodeSharedOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """For scripts that call synchronize() themselves, as with Horovod: step() does not repeat
+        """Do nothing, for scripts that call synchronize() as with Horovod: step() does not repeat
         it anyway.
         """
         yield
@@ -377,7 +382,7 @@ class NodeSharedOptimizer(Optimizer):
             used = any(self._steps[index] for index, _ in self._shared.of(dtype))
             if not used or not self._keeps(name):
                 return
-            wide = torch.promote_types(dtype, torch.float32) if _is_wide(self._kind) else dtype
+            wide = torch.promote_types(dtype, torch.float32) if self._kind in _BY_TENSOR else dtype
             count = self._shared.counts[dtype]
             self._state_flats[key] = self._shared.local.shared(count, wide, name=name)
         for piece, part, state in self._mine():
@@ -419,7 +424,7 @@ class NodeSharedOptimizer(Optimizer):
         return state
 
     def state_dict(self) -> StateDict:
-        """Options and whole state, as the optimizer has them in one process. Local.
+        """Return options and whole state, as the optimizer has them in one process. Local.
 
         Any number of ranks, or one process without hsgd, can load it. What is read is the state
         after the last step of all ranks of the node.
@@ -464,7 +469,7 @@ class NodeSharedOptimizer(Optimizer):
         return value.clone()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the division of the parameters is fixed."""
+        """Raise ValueError: the division of the parameters is fixed."""
         raise ValueError("node_shared: groups cannot be added; give all of them at the start")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -484,17 +489,3 @@ def _hook_of(optimizer: NodeSharedOptimizer) -> Callable[[Tensor], None]:
             target._gradients.take(target._index[cast(nn.Parameter, parameter)])
 
     return hook
-
-
-_STATE: dict[type[Optimizer], tuple[str, ...]] = {
-    torch.optim.SGD: ("momentum_buffer",),
-    torch.optim.Adam: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    LARS: ("momentum_buffer",),
-    LAMB: ("exp_avg", "exp_avg_sq"),
-}
-
-
-def _is_wide(kind: type[Optimizer]) -> bool:
-    """Whether 16-bit parameters have state in float32."""
-    return kind in (LARS, LAMB)

@@ -32,7 +32,7 @@ ALIGNMENT = 64
 
 
 def aligned(count: int) -> int:
-    """The next multiple of the alignment, in elements."""
+    """Return the next multiple of the alignment, in elements."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
@@ -50,7 +50,7 @@ class ParameterPosition:
         return self.start + self.count
 
     def view(self, flat: Tensor) -> Tensor:
-        """The parameter in an array like that of its dtype."""
+        """Return the parameter in an array like that of its dtype."""
         return flat[self.start : self.stop].view(self.shape)
 
 
@@ -126,7 +126,7 @@ class SharedParameters:
         return self._local
 
     def of(self, dtype: torch.dtype) -> list[tuple[int, ParameterPosition]]:
-        """Number and place of the parameters of a dtype."""
+        """Return number and place of the parameters of a dtype."""
         pairs = zip(self.parameters, self.places, strict=True)
         return [(i, place) for i, (p, place) in enumerate(pairs) if p.dtype == dtype]
 

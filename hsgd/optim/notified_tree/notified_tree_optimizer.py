@@ -26,7 +26,7 @@ from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
 from hsgd.onesided.networks import Network, choose_network
 from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.fixed_parameters import FixedParameters
-from hsgd.optim.flat_vectors import as_memory
+from hsgd.optim.initial_weights import broadcast_values
 from hsgd.optim.notified_tree.tree_checks import (
     Roots,
     check_threads,
@@ -47,7 +47,7 @@ from hsgd.optim.notified_tree.tree_state import (
     part_of_state,
     state_of_rank_0,
 )
-from hsgd.optim.notified_tree.tree_update import Options, Updater, updates_elements
+from hsgd.optim.notified_tree.tree_updater import Options, Updater, updates_elements
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 from torch import Tensor, nn
 
@@ -142,7 +142,7 @@ class NotifiedTree(WrappingOptimizer):
         self._plan = TreePlan(layers, parts, teams[0].most_children, teams[0].most_local, comm.size)
         sends = 2 * len(parts) * max(len(team.spread_to) + 1 for team in teams)
         self._window = self._open_window(sends, timeout_s, network)
-        self._memory = as_memory(self._window.segment())
+        self._memory = torch.from_numpy(self._window.segment())
         self._blocks = self._views_of_blocks()
         self._sending, self._failed = True, False
         self._step = 0  # steps that step() has finished
@@ -222,7 +222,7 @@ class NotifiedTree(WrappingOptimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward passes only add to .grad: for all but the last one of a step."""
+        """Let backward passes only add to .grad in the block: for all but the last of a step."""
         self._sending = False
         try:
             yield
@@ -238,11 +238,13 @@ class NotifiedTree(WrappingOptimizer):
             if buffer.is_floating_point():
                 buffer.copy_(self._comm.allreduce(buffer.contiguous(), "mean", name=name))
             else:
-                buffer.copy_(_broadcast(self._comm, buffer))
+                broadcast_values(self._comm, [buffer])
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's; waits for the last step. With shared roots collective, and the
-        state of all parameters on all ranks. Else local, and rank 0 alone has state.
+        """Return the wrapped optimizer's; waits for the last step.
+
+        With shared roots collective, and the state of all parameters on all ranks. Else local, and
+        rank 0 alone has state.
         """
         self.wait()
         own = self._optimizer.state_dict()
@@ -257,8 +259,7 @@ class NotifiedTree(WrappingOptimizer):
             state_dict = state_of_rank_0(self._comm, state_dict)
             state_dict = part_of_state(state_dict, self._owned_numbers())
         self._forget_places()
-        self._optimizer.load_state_dict(state_dict)
-        self._take_over()
+        self._load_wrapped(state_dict)
         self._updater.share_state()
 
     def close(self) -> None:
@@ -334,8 +335,7 @@ class NotifiedTree(WrappingOptimizer):
     def _move_weights(self) -> None:
         """Weights become views of the segment, with rank 0's values."""
         with torch.no_grad():
-            for buffer in self._model.buffers():
-                buffer.copy_(_broadcast(self._comm, buffer))
+            broadcast_values(self._comm, self._model.buffers())
             for layer in self._plan.layers:
                 block = self._plan.weights[layer.index]
                 views = block.views(self._memory, layer.parameters)
@@ -343,17 +343,14 @@ class NotifiedTree(WrappingOptimizer):
                     view.copy_(parameter)
                     parameter.data = view
                 self._comm.broadcast(block.bytes(self._memory), name=f"weights of {layer.name}")
-            for parameter in self._model.parameters():
-                if not parameter.requires_grad:
-                    parameter.copy_(_broadcast(self._comm, parameter.detach()))
+            frozen = [p for p in self._model.parameters() if not p.requires_grad]
+            broadcast_values(self._comm, frozen)
 
     def _load_state_of_rank_0(self) -> None:
         """Each root begins with the state that rank 0's optimizer has for its layers."""
         own = self._optimizer.state_dict()
         state = state_of_rank_0(self._comm, own)["state"]
-        own = part_of_state({**own, "state": state}, self._owned_numbers())
-        self._optimizer.load_state_dict(own)
-        self._take_over()
+        self._load_wrapped(part_of_state({**own, "state": state}, self._owned_numbers()))
 
     def _owned_numbers(self) -> set[int]:
         """Parameters that are updated here, by their numbers in state dictionaries."""
@@ -562,11 +559,3 @@ class NotifiedTree(WrappingOptimizer):
 def _on_all(comm: Comm, answer: bool) -> bool:
     """Whether it is True on all ranks; collective."""
     return bool(comm.allgather(np.array([answer], np.uint8)).all())
-
-
-def _broadcast(comm: Comm, tensor: Tensor) -> Tensor:
-    """Rank 0's values, as bytes: of any dtype."""
-    whole = tensor.detach().contiguous().clone()
-    if whole.numel():
-        comm.broadcast(whole.view(-1).view(torch.uint8))
-    return whole

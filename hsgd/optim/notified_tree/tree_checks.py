@@ -26,8 +26,10 @@ __all__ = ["Roots", "check_threads", "terms_of"]
 def terms_of(
     optimizer: Optimizer, model: nn.Module, options: Mapping[str, Any], *, whole_step: bool
 ) -> dict[str, object]:
-    """What must be equal on all ranks: options and the model; local. Raises ValueError for what
-    cannot be. whole_step: there is a before_update, which rank 0 alone calls.
+    """Return what must be equal on all ranks: options and the model; local.
+
+    Raises ValueError for what cannot be. whole_step: there is a before_update, which rank 0 alone
+    calls.
     """
     _check_arguments(optimizer, layers_of(model), options["arity"], options["part_bytes"])
     _check_roots(options["roots"], whole_step)

@@ -122,8 +122,8 @@ class Engine:
         return [(parts[part].layer, target, begin, end) for part, target, begin, end in sent]
 
     def missing(self, layer: int, version: int) -> list[int]:
-        """The ranks that hold up the gradient of a version here, as far as this rank can tell, in
-        the order of the sum.
+        """Return the ranks that hold up the gradient of a version here, as far as this rank can
+        tell, in the order of the sum.
         """
         if not self._team.leads:
             return []
@@ -217,5 +217,5 @@ class Engine:
 
 
 def reason_in(memory: Tensor) -> str:
-    """What another rank wrote about why it gave up."""
+    """Return what another rank wrote about why it gave up."""
     return bytes(memory[: TreePlan.REASON].tolist()).split(b"\0", 1)[0].decode(errors="replace")

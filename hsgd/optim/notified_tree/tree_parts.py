@@ -79,7 +79,7 @@ class Part:
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """The layers with parameters to train, in the order of the model's definition."""
+    """Return the layers with parameters to train, in the order of the model's definition."""
     layers: list[Layer] = []
     seen: set[nn.Parameter] = set()
     for name, module in model.named_modules():
@@ -91,8 +91,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def in_order_of(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """The tensor with its elements in the order in which the parameter's lie in memory: itself
-    where they do.
+    """Return the tensor with its elements in the order in which the parameter's lie in memory:
+    itself where they do.
     """
     if tensor.stride() == parameter.stride():
         return tensor
@@ -100,8 +100,9 @@ def in_order_of(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def parts_of(layers: Sequence[Layer], part_bytes: int | None) -> list[Part]:
-    """The layers in parts of at most so many bytes; 0: uncut. None: what is best, which grows with
-    the model. Only float32 parameters are cut.
+    """Return the layers in parts of at most so many bytes; 0: uncut.
+
+    None: what is best, which grows with the model. Only float32 parameters are cut.
     """
     if part_bytes is None:
         part_bytes = max(_PART_BYTES, sum(layer.bytes for layer in layers) // _MOST_CUTS)

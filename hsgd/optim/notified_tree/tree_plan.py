@@ -29,12 +29,12 @@ __all__ = [
 
 
 def gather_parent(node: int) -> int:
-    """Where a node's gradients go: its number without the highest bit; -1 for node 0."""
+    """Return where a node's gradients go: its number without the highest bit; -1 for node 0."""
     return node - (1 << (node.bit_length() - 1)) if node else -1
 
 
 def gather_children(node: int, nodes: int) -> list[int]:
-    """Whose gradients come to a node, in the order in which they are added."""
+    """Return whose gradients come to a node, in the order in which they are added."""
     first = node.bit_length()
     return [
         node + (1 << bit) for bit in range(first, nodes.bit_length()) if node + (1 << bit) < nodes
@@ -42,17 +42,18 @@ def gather_children(node: int, nodes: int) -> list[int]:
 
 
 def spread_parent(node: int, arity: int) -> int:
-    """Where a node's weights come from; -1 for node 0."""
+    """Return where a node's weights come from; -1 for node 0."""
     return (node - 1) // arity if node else -1
 
 
 def spread_children(node: int, arity: int, nodes: int) -> list[int]:
-    """Whom a node passes weights to."""
+    """Return whom a node passes weights to."""
     return list(range(arity * node + 1, min(arity * node + arity + 1, nodes)))
 
 
 def best_arity(nodes: int, shared_roots: bool = False) -> int:
-    """The k with the least k * levels, because a node sends k times per level; the smallest such.
+    """Return the k with the least k * levels, because a node sends k times per level; the smallest
+    such.
 
     shared_roots: the largest such. All nodes send as much as one another then, whatever k is, and
     fewer levels have fewer threads to wake.
@@ -69,8 +70,10 @@ def best_arity(nodes: int, shared_roots: bool = False) -> int:
 
 
 def share_roots(sizes: Sequence[int], nodes: int) -> list[int]:
-    """Which node is the root of each layer: the largest layers first, each to the node that has the
-    fewest bytes until then. Layers of one size take turns.
+    """Return which node is the root of each layer: the largest layers first, each to the node that
+    has the fewest bytes until then.
+
+    Layers of one size take turns.
     """
     roots, loads = [0] * len(sizes), [0] * nodes
     for layer in sorted(range(len(sizes)), key=lambda layer: -sizes[layer]):
@@ -92,11 +95,11 @@ class Block:
     size: int
 
     def in_use(self, memory: Tensor) -> Tensor:
-        """The flags; `memory` is the segment as uint8."""
+        """Return the flags; `memory` is the segment as uint8."""
         return memory[self.offset : self.offset + self.flags]
 
     def views(self, memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors of the shapes and strides of `like`."""
+        """Return tensors of the shapes and strides of `like`."""
         views = []
         for place, tensor in zip(self.places, like, strict=True):
             flat = in_memory(memory, self.offset + place, tensor.numel(), tensor.dtype)
@@ -108,7 +111,7 @@ class Block:
         return memory[self.offset : self.offset + self.size]
 
     def at(self, offset: int) -> Block:
-        """The same at another place."""
+        """Return the same at another place."""
         return Block(offset, self.flags, self.places, self.size)
 
 
@@ -167,7 +170,7 @@ class TreePlan:
         self._children = children
 
     def weights_range(self, part: Part) -> tuple[int, int]:
-        """Where the weights of a part begin, and how many bytes they are."""
+        """Return where the weights of a part begin, and how many bytes they are."""
         block, first, last = self.weights[part.layer], part.stretches[0], part.stretches[-1]
         begin = block.places[first.index] + first.begin * first.parameter.element_size()
         end = block.places[last.index] + last.end * last.parameter.element_size()
@@ -248,7 +251,7 @@ class Team:
 def teams_of(
     rank: int, nodes: Sequence[int], arity: int | None, sizes: Sequence[int], shared: bool
 ) -> list[Team]:
-    """A rank's neighbours for each layer.
+    """Return a rank's neighbours for each layer.
 
     nodes: the node of each rank. arity: None for the best. sizes: bytes of each layer. shared:
     layers have roots on all nodes.

@@ -16,7 +16,7 @@ _NAME = "state of NotifiedTree, which all ranks get or load together"
 
 
 def gather_state(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state of all ranks' parameters, with this rank's options; collective, blocking."""
+    """Return the state of all ranks' parameters, with this rank's options; collective, blocking."""
     merged: dict[Any, Any] = {}
     for state in comm.allgather_object(state_dict["state"], _NAME):
         merged.update(state)
@@ -24,12 +24,14 @@ def gather_state(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def state_of_rank_0(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0's argument; collective, blocking."""
+    """Return rank 0's argument; collective, blocking."""
     first: dict[str, Any] = comm.broadcast_object(state_dict, 0, _NAME)
     return first
 
 
 def part_of_state(state_dict: dict[str, Any], owned: Collection[int]) -> dict[str, Any]:
-    """The same with the state of some parameters only, by their numbers in state dictionaries."""
+    """Return the same with the state of some parameters only, by their numbers in state
+    dictionaries.
+    """
     state = {number: values for number, values in state_dict["state"].items() if number in owned}
     return {**state_dict, "state": state}

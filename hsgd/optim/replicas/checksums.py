@@ -30,9 +30,9 @@ _KINDS = (Tensor, nn.Parameter)
 
 
 def word_count(tensor: Tensor) -> int:
-    """How many words value_sums() has for a tensor, the last one perhaps of fewer bytes; 0 where
-    values are no replica's or cannot be read as they lie: of subclasses, as DTensor, of sparse
-    tensors, and of those without memory; local.
+    """Return how many words value_sums() has for a tensor, the last one perhaps of fewer bytes; 0
+    where values are no replica's or cannot be read as they lie: of subclasses, as DTensor, of
+    sparse tensors, and of those without memory; local.
     """
     plain = type(tensor) in _KINDS and tensor.layout == torch.strided and not tensor.is_meta
     return -(-tensor.numel() * tensor.element_size() // _WORD) if plain else 0
@@ -70,7 +70,7 @@ def value_sums(tensor: Tensor, begin: int, end: int) -> Iterator[int | Tensor]:
 
 
 def fold(sums: Iterable[int | Tensor]) -> int:
-    """One number of many, and of their order, from -2^63 to 2^63 - 1; blocking."""
+    """Return one number of many, and of their order, from -2^63 to 2^63 - 1; blocking."""
     found = list(sums)
     devices = {each.device for each in found if isinstance(each, Tensor)}
     for device in devices:  # one copy from each, not one for each sum

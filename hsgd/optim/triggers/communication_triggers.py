@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from hsgd.optim.triggers.weight_drift import Change
+from hsgd.optim.triggers.weight_change import Change
 from torch import Tensor
 
 __all__ = ["Budget", "FixedPeriod", "JitteredPeriod", "RelativeChange", "Trigger"]
@@ -30,43 +30,49 @@ class Trigger(Protocol):
     """
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Whether to communicate now; local. `lr` is the learning rate of this step."""
+        """Return whether to communicate now; local. `lr` is the learning rate of this step."""
 
     def reset(self, params: Sequence[Tensor]) -> None:
-        """Told at the beginning, and after each communication that changed `params`; local."""
+        """Hear of `params` at the beginning, and after each communication that changed `params`;
+        local.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; torch.save takes it."""
+        """Return what a resumed run needs; torch.save takes it."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take it back."""
 
 
-class FixedPeriod:
+class _IgnoresWeights:
+    """A trigger that looks at the step only; local."""
+
+    def reset(self, params: Sequence[Tensor]) -> None:
+        """Do nothing: the period goes on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: it all follows from the step."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+class FixedPeriod(_IgnoresWeights):
     """Every `period` steps, whatever happens: after steps period, 2 * period, and so on."""
 
     def __init__(self, period: int) -> None:
         self.period = _period(period)
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Whether `step` is a multiple of the period."""
+        """Return whether `step` is a multiple of the period."""
         return step % self.period == 0
-
-    def reset(self, params: Sequence[Tensor]) -> None:
-        """Nothing: the period goes on."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: it all follows from the step."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing."""
 
     def __repr__(self) -> str:
         return f"FixedPeriod({self.period})"
 
 
-class JitteredPeriod:
+class JitteredPeriod(_IgnoresWeights):
     """Every `period` steps on average: intervals are drawn from 1 to 2 * period - 1, evenly.
 
     seed: of the draws; another on each rank, or all draw alike.
@@ -78,17 +84,14 @@ class JitteredPeriod:
         self._next = self._draw()
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Whether the interval is over; draws the next one then."""
+        """Return whether the interval is over; draws the next one then."""
         if step < self._next:
             return False
         self._next = step + self._draw()
         return True
 
-    def reset(self, params: Sequence[Tensor]) -> None:
-        """Nothing: the interval goes on."""
-
     def state_dict(self) -> dict[str, Any]:
-        """Where the draws are."""
+        """Return where the draws are."""
         return {"drawn": self._drawn, "next": self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -121,7 +124,7 @@ class RelativeChange:
         self._first_lr: float | None = None
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Whether the weights have moved far enough."""
+        """Return whether the weights have moved far enough."""
         if self._first_lr is None and lr > 0:
             self._first_lr = lr
         threshold = self.threshold
@@ -132,11 +135,11 @@ class RelativeChange:
         return self._change.measure(params) >= threshold
 
     def reset(self, params: Sequence[Tensor]) -> None:
-        """`params` are w_last from here on."""
+        """Take `params` as w_last from here on."""
         self._change.remember(params)
 
     def state_dict(self) -> dict[str, Any]:
-        """w_last and lr_0."""
+        """Return w_last and lr_0."""
         return {"change": self._change.state_dict(), "first_lr": self._first_lr}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -183,7 +186,7 @@ class Budget:
         self._change = RelativeChange(_FIRST_THRESHOLD) if spend == "change" else None
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Whether to spend one now."""
+        """Return whether to spend one now."""
         if step > self.total_steps:
             return math.floor(step * self.rate) > math.floor((step - 1) * self.rate)
         if step > self.total_steps - self.reserve:
@@ -196,12 +199,12 @@ class Budget:
         return due
 
     def reset(self, params: Sequence[Tensor]) -> None:
-        """The change counts from here, if it counts."""
+        """Count the change from here, if it counts."""
         if self._change is not None:
             self._change.reset(params)
 
     def state_dict(self) -> dict[str, Any]:
-        """The threshold and w_last, if change counts."""
+        """Return the threshold and w_last, if change counts."""
         if self._change is None:
             return {}
         return {"threshold": self._change.threshold, **self._change.state_dict()}

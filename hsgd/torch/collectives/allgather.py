@@ -29,10 +29,7 @@ def _start(
     grouped: bool = False,
     wake: bool = True,
 ) -> int:
-    function = "grouped_allgather_async" if grouped else "allgather_async"
-    what = list(tensors) if grouped else tensors[0]
-    handed = hand_over(tensors, "allgather", lambda hvd: getattr(hvd, function)(what, name=name))
-    if handed is not None:
+    if (handed := hand_over(tensors, "allgather", grouped=grouped, name=name)) is not None:
         return handed
     coordinator = coordinator_of(process_set, "Allgather")
     full_name = named("grouped_allgather" if grouped else "allgather", name, process_set)
@@ -73,7 +70,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
-    """allgather() of several tensors; collective, blocking, differentiable."""
+    """Join the rows of several tensors each; collective, blocking, differentiable."""
     result: tuple[Tensor, ...] = _Allgather.apply(name, process_set, True, *tensors)  # type: ignore[no-untyped-call]
     return result
 

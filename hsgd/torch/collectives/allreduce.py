@@ -17,7 +17,6 @@ from hsgd.torch.collectives.submission import (
     named,
     submit,
     synchronize,
-    takes,
 )
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
@@ -42,7 +41,7 @@ _Scales = tuple[float, float]
 
 
 def reduce_op(op: int | None, average: bool | None) -> int:
-    """The operation that `op` and the old argument `average` ask for. Raises ValueError for
+    """Return the operation that `op` and the old argument `average` ask for. Raises ValueError for
     both.
     """
     if op is not None:
@@ -72,35 +71,24 @@ def _start(
     grouped: bool = False,
     wake: bool = True,
 ) -> int:
-    kind = "grouped_allreduce" if grouped else "allreduce"
-    if not takes(tensors):
-        return _by_horovod(tensors, name, op, scales, process_set, in_place, grouped)
+    handed = hand_over(
+        tensors,
+        "allreduce",
+        grouped=grouped,
+        suffix="_" * in_place,
+        name=name,
+        op=op,
+        prescale_factor=scales[0],
+        postscale_factor=scales[1],
+    )
+    if handed is not None:
+        return handed
     coordinator = coordinator_of(process_set, "Allreduce")
+    kind = "grouped_allreduce" if grouped else "allreduce"
     operation = (Adasum if op == ADASUM else Allreduce)(
         named(kind, name, process_set), tensors, op, scales, in_place=in_place, grouped=grouped
     )
     return submit(coordinator, operation, wake=wake)
-
-
-def _by_horovod(
-    tensors: Sequence[Tensor],
-    name: str | None,
-    op: int,
-    scales: _Scales,
-    process_set: ProcessSet,
-    in_place: bool,
-    grouped: bool,
-) -> int:
-    function = f"{'grouped_' * grouped}allreduce_async{'_' * in_place}"
-    what = list(tensors) if grouped else tensors[0]
-
-    def call(horovod: Any) -> Any:
-        start = getattr(horovod, function)
-        return start(what, name=name, op=op, prescale_factor=scales[0], postscale_factor=scales[1])
-
-    handle = hand_over(tensors, "allreduce", call)
-    assert handle is not None
-    return handle
 
 
 def allreduce_async(
@@ -129,7 +117,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """allreduce_async() in place."""
+    """Start an allreduce in place; collective, not blocking. Returns a handle."""
     scales = (prescale_factor, postscale_factor)
     return _start([tensor], name, reduce_op(op, average), scales, process_set, in_place=True)
 
@@ -157,7 +145,7 @@ def allreduce(
     compressed, context = compression.compress(tensor)
     chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
     if compressed.requires_grad and torch.is_grad_enabled():
-        reduced = _Allreduce.apply(compressed, name, chosen, scales, process_set)  # type: ignore[no-untyped-call]
+        (reduced,) = _Allreduce.apply(name, chosen, scales, process_set, False, compressed)  # type: ignore[no-untyped-call]
     else:
         reduced = synchronize(_start([compressed], name, chosen, scales, process_set, wake=False))
     return compression.decompress(reduced, context)
@@ -172,7 +160,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """allreduce() in place; not differentiable. Returns `tensor`."""
+    """Combine tensors in place; collective, blocking, not differentiable. Returns `tensor`."""
     chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
     handle = _start([tensor], name, chosen, scales, process_set, in_place=True, wake=False)
     result: Tensor = synchronize(handle)
@@ -202,7 +190,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """grouped_allreduce_async() in place."""
+    """Start an allreduce of several tensors in place, as one operation."""
     chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
     return _start(tensors, name, chosen, scales, process_set, in_place=True, grouped=True)
 
@@ -217,13 +205,11 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """allreduce() of several tensors, which travel together; collective, blocking,
-    differentiable.
-    """
+    """Combine several tensors, which travel together; collective, blocking, differentiable."""
     pairs = [compression.compress(tensor) for tensor in tensors]
     chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
-    reduced = _GroupedAllreduce.apply(  # type: ignore[no-untyped-call]
-        name, chosen, scales, process_set, *(tensor for tensor, _ in pairs)
+    reduced = _Allreduce.apply(  # type: ignore[no-untyped-call]
+        name, chosen, scales, process_set, True, *(tensor for tensor, _ in pairs)
     )
     return [
         compression.decompress(tensor, context)
@@ -240,7 +226,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
-    """grouped_allreduce() in place; not differentiable."""
+    """Combine several tensors in place; collective, blocking, not differentiable."""
     handle = grouped_allreduce_async_(
         tensors, average, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -279,33 +265,31 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, name: str | None, op: int, scales: _Scales, process_set: Any
-    ) -> Tensor:
-        ctx.arguments = (op, scales, process_set)
-        result: Tensor = synchronize(_start([tensor], name, op, scales, process_set, wake=False))
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        op, scales, process_set = ctx.arguments
-        gradient = gradients[0].contiguous()
-        reduced = synchronize(_start([gradient], None, op, scales, process_set, wake=False))
-        return reduced, None, None, None, None
-
-
-class _GroupedAllreduce(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, name: str | None, op: int, scales: _Scales, process_set: Any, *tensors: Tensor
+        ctx: Any,
+        name: str | None,
+        op: int,
+        scales: _Scales,
+        process_set: Any,
+        grouped: bool,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.arguments = (op, scales, process_set)
-        handle = _start(tensors, name, op, scales, process_set, grouped=True, wake=False)
-        result: tuple[Tensor, ...] = synchronize(handle)
-        return result
+        ctx.arguments = (op, scales, process_set, grouped)
+        return _Allreduce.reduced(tensors, name, *ctx.arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        op, scales, process_set = ctx.arguments
         given = [gradient.contiguous() for gradient in gradients]
-        handle = _start(given, None, op, scales, process_set, grouped=True, wake=False)
-        return (None, None, None, None, *synchronize(handle))
+        return (None, None, None, None, None, *_Allreduce.reduced(given, None, *ctx.arguments))
+
+    @staticmethod
+    def reduced(
+        tensors: Sequence[Tensor],
+        name: str | None,
+        op: int,
+        scales: _Scales,
+        process_set: Any,
+        grouped: bool,
+    ) -> tuple[Tensor, ...]:
+        handle = _start(tensors, name, op, scales, process_set, grouped=grouped, wake=False)
+        result = synchronize(handle)
+        return tuple(result) if grouped else (result,)

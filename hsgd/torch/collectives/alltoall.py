@@ -25,8 +25,7 @@ Splits = Tensor | Sequence[int] | None
 def _start(
     tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, wake: bool = True
 ) -> int:
-    handed = hand_over([tensor], "alltoall", lambda hvd: hvd.alltoall_async(tensor, splits, name))
-    if handed is not None:
+    if (handed := hand_over([tensor], "alltoall", splits, name)) is not None:
         return handed
     coordinator = coordinator_of(process_set, "Alltoall")
     rows = _rows(tensor, splits, coordinator.comm.size)

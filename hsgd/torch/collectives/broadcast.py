@@ -31,10 +31,7 @@ def _start(
     in_place: bool = False,
     wake: bool = True,
 ) -> int:
-    function = "broadcast_async" + "_" * in_place
-    handed = hand_over(
-        [tensor], "broadcast", lambda hvd: getattr(hvd, function)(tensor, root_rank, name)
-    )
+    handed = hand_over([tensor], "broadcast", root_rank, name, suffix="_" * in_place)
     if handed is not None:
         return handed
     coordinator = coordinator_of(process_set, "Broadcast")
@@ -60,7 +57,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """broadcast_async() in place."""
+    """Start a broadcast in place; collective, not blocking. Returns a handle."""
     return _start(tensor, root_rank, name, process_set, in_place=True)
 
 
@@ -70,7 +67,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """A new tensor with the root's data on all ranks; collective, blocking, differentiable.
+    """Return a new tensor with the root's data on all ranks; collective, blocking, differentiable.
 
     tensor: any dtype, in host memory, contiguous; shape and dtype equal on all ranks.
     root_rank: global rank, also in process sets.
@@ -87,7 +84,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """broadcast() in place; not differentiable. Returns `tensor`."""
+    """Overwrite a tensor by the root's; collective, blocking, not differentiable; and return it."""
     handle = _start(tensor, root_rank, name, process_set, in_place=True, wake=False)
     result: Tensor = synchronize(handle)
     return result

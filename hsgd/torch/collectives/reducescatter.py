@@ -38,15 +38,8 @@ def _start(
     grouped: bool = False,
     wake: bool = True,
 ) -> int:
-    function = "grouped_reducescatter_async" if grouped else "reducescatter_async"
-    what = list(tensors) if grouped else tensors[0]
-    handed = hand_over(
-        tensors,
-        "reducescatter",
-        lambda hvd: getattr(hvd, function)(
-            what, name, op, prescale_factor=scales[0], postscale_factor=scales[1]
-        ),
-    )
+    factors: dict[str, Any] = {"prescale_factor": scales[0], "postscale_factor": scales[1]}
+    handed = hand_over(tensors, "reducescatter", name, op, grouped=grouped, **factors)
     if handed is not None:
         return handed
     coordinator = coordinator_of(process_set, "Reducescatter")
@@ -113,7 +106,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """reducescatter() of several tensors; collective, blocking, differentiable."""
+    """Combine several tensors, and keep this rank's rows; collective, blocking, differentiable."""
     pairs = [compression.compress(tensor) for tensor in tensors]
     scales = (prescale_factor, postscale_factor)
     reduced = _Reducescatter.apply(  # type: ignore[no-untyped-call]

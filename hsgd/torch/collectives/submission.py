@@ -7,14 +7,13 @@ Horovod's. Never makes results differentiable.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.job import horovod_path, runtime
 from hsgd.torch.job.process_sets import ProcessSet
-from hsgd.torch.negotiation.coordinator import Coordinator
-from hsgd.torch.operations.operation import Operation
+from hsgd.torch.negotiation.coordinator import Coordinator, Operation
 from torch import Tensor
 
 __all__ = [
@@ -25,17 +24,18 @@ __all__ = [
     "poll",
     "submit",
     "synchronize",
-    "take_over",
-    "takes",
 ]
 
 _numbers = itertools.count()
 _open: dict[int, tuple[Coordinator, Operation]] = {}
+_horovods: dict[int, tuple[Any, Any]] = {}  # its module, and a handle of its own
 
 
 def coordinator_of(process_set: ProcessSet, what: str) -> Coordinator:
-    """That of a process set; local. Raises HorovodInternalError before init(), ValueError for sets
-    that are unknown or without this rank.
+    """Return the coordinator of a process set; local.
+
+    Raises HorovodInternalError before init(), ValueError for sets that are unknown or without this
+    rank.
     """
     if not runtime.is_initialized():
         raise HorovodInternalError(runtime.UNINITIALIZED)
@@ -43,7 +43,7 @@ def coordinator_of(process_set: ProcessSet, what: str) -> Coordinator:
 
 
 def named(kind: str, name: str | None, process_set: ProcessSet) -> str:
-    """The full name of an operation; unnamed ones are counted for each process set."""
+    """Return the full name of an operation; unnamed ones are counted for each process set."""
     if name is not None:
         return f"{kind}.{name}"
     if not runtime.is_initialized():
@@ -52,7 +52,10 @@ def named(kind: str, name: str | None, process_set: ProcessSet) -> str:
 
 
 def local_root(process_set: ProcessSet, root_rank: int) -> int:
-    """Rank in the process set of a global rank; local. Raises ValueError in Horovod's words."""
+    """Return the rank in the process set of a global rank; local.
+
+    Raises ValueError in Horovod's words.
+    """
     members = runtime.current().members(process_set.process_set_id or 0)
     if root_rank not in members:
         raise ValueError(
@@ -62,39 +65,43 @@ def local_root(process_set: ProcessSet, root_rank: int) -> int:
 
 
 def submit(coordinator: Coordinator, operation: Operation, *, wake: bool = True) -> int:
-    """A handle of the operation, which is under way from here on; local."""
+    """Submit an operation, and return a handle of it; local."""
     coordinator.submit(operation, wake=wake)
     number = next(_numbers)
     _open[number] = (coordinator, operation)
     return number
 
 
-def hand_over(tensors: Sequence[Tensor], name: str, call: Callable[[Any], Any]) -> int | None:
-    """Let Horovod do it for tensors of devices that hsgd does not take: a handle, or None.
+def hand_over(
+    tensors: Sequence[Tensor],
+    kind: str,
+    *arguments: Any,
+    grouped: bool = False,
+    suffix: str = "",
+    **options: Any,
+) -> int | None:
+    """Have Horovod start an operation on tensors of a device that hsgd does not take; collective,
+    not blocking. Returns a handle, or None if hsgd does it itself: on the CPU and on CUDA devices.
 
-    call: starts the operation, given horovod.torch, and returns Horovod's handle.
+    Args:
+        kind: of the operation; its function is {grouped_}kind_async{suffix}.
+        arguments, options: of this function, behind the tensors.
     """
-    if takes(tensors):
+    if all(tensor.device.type in ("cpu", "cuda") for tensor in tensors):
         return None
-    return take_over(call(horovod_path.for_device(tensors[0].device, name)))
-
-
-def takes(tensors: Sequence[Tensor]) -> bool:
-    """Whether hsgd does it itself: for tensors in host memory and on CUDA devices."""
-    return all(tensor.device.type in ("cpu", "cuda") for tensor in tensors)
-
-
-def take_over(handle: Any) -> int:
-    """A handle of hsgd.torch for one of Horovod's; local."""
+    horovod = horovod_path.for_device(tensors[0].device, kind)
+    function = getattr(horovod, f"{'grouped_' * grouped}{kind}_async{suffix}")
     number = next(_numbers)
-    horovod_path.keep(number, handle)
+    handle = function(list(tensors) if grouped else tensors[0], *arguments, **options)
+    _horovods[number] = (horovod, handle)
     return number
 
 
 def poll(handle: int) -> bool:
-    """Whether the operation has ended, so that synchronize() does not block; local."""
-    if horovod_path.owns(handle):
-        return horovod_path.poll(handle)
+    """Return whether the operation has ended, so that synchronize() does not block; local."""
+    if handle in _horovods:
+        horovod, theirs = _horovods[handle]
+        return bool(horovod.poll(theirs))
     found = _open.get(handle)
     if found is None:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
@@ -108,8 +115,9 @@ def synchronize(handle: int) -> Any:
     Returns None for handles that are not open. Raises HorovodInternalError, with what the core
     raised as its cause, when the operation failed on any rank.
     """
-    if horovod_path.owns(handle):
-        return horovod_path.synchronize(handle)
+    if handle in _horovods:
+        horovod, theirs = _horovods.pop(handle)
+        return horovod.synchronize(theirs)
     found = _open.get(handle)
     if found is None:
         return None

@@ -24,7 +24,8 @@ _ADDED_AND_REMOVED = 3  # Horovod's HostUpdateResult: the state has to be sent
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorator for elastic training, as Horovod's: calls `func(state, ...)` until it returns.
+    """Decorate a function for elastic training, as Horovod does: call `func(state, ...)` until it
+    returns.
 
     func: trains from where `state` is, and calls state.commit() now and then. state: a State; it
     is sent from rank 0 to all ranks before each call (collective).

@@ -45,11 +45,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """All ranks have processed a batch of `batch_size` samples."""
+        """Note that all ranks have processed a batch of `batch_size` samples."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
-        """How far the epoch has come."""
+        """Return how far the epoch has come."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

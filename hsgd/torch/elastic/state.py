@@ -50,22 +50,22 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Functions to call after ranks came or went."""
+        """Add functions to call after ranks came or went."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Ranks came or went."""
+        """Reset the state, after ranks came or went."""
         self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """The driver says that hosts changed."""
+        """Hear from the driver that hosts changed."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """save(), and check_host_updates(); collective."""
+        """Save, and look for new hosts; collective."""
         self.save()
         self.check_host_updates()
 
@@ -96,7 +96,7 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Called by on_reset(), before sync(); local."""
+        """Do what on_reset() needs before sync(); local."""
 
 
 class ObjectState(State):
@@ -267,7 +267,7 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Classes of objects and their handlers; the first that fits is taken."""
+    """Return classes of objects and their handlers; the first that fits is taken."""
     return _registry
 
 

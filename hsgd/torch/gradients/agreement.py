@@ -70,7 +70,9 @@ def _is_sparse(parameter: Tensor) -> bool:
 def split(
     ordered: Sequence[Tensor], groups: int | list[list[Tensor]] | None, bucket_cap_mb: float
 ) -> list[list[Tensor]]:
-    """The parameters of each bucket: by `groups`, as DistributedOptimizer takes it, or in order."""
+    """Return the parameters of each bucket: by `groups`, as DistributedOptimizer takes it, or in
+    order.
+    """
     parts: list[list[Tensor]] = [list(ordered)]
     most = int(bucket_cap_mb * _MIB)
     if isinstance(groups, int):

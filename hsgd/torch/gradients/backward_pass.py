@@ -38,7 +38,9 @@ class BackwardPass:
         self._task = -1
 
     def begin(self) -> bool:
-        """Whether the pass that the caller's hook runs in is new, and from now on watched; local.
+        """Return whether the pass that the caller's hook runs in is new, and from now on watched;
+        local.
+
         `due` is over.
         """
         self.due = False
@@ -54,7 +56,7 @@ class BackwardPass:
         self._open, self.due = None, True
 
     def hook(self, append: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """A short hook: `wake` if due, then `append`."""
+        """Return a short hook: `wake` if due, then `append`."""
 
         def hook(parameter: Tensor) -> None:
             if self.due:

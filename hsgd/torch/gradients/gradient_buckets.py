@@ -26,10 +26,11 @@ from hsgd.torch.compression import (
     warn_of_overflow,
 )
 from hsgd.torch.gradients.packing import Packing
+from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.operations.reductions import AVERAGE, CORE_OPS
 from torch import Tensor
 
-__all__ = ["Bucket", "Collective", "fill"]
+__all__ = ["Bucket", "Collective", "Options", "fill"]
 
 _CASTS: dict[type[Compressor], torch.dtype] = {
     FP16Compressor: torch.float16,
@@ -57,11 +58,35 @@ def fill(sizes: Sequence[tuple[Hashable, int]], most_bytes: int) -> list[list[in
 
 
 def _new_array(comm: Comm, count: int, dtype: Any, device: torch.device, label: str) -> Tensor:
-    """Of zeros; in host memory where all ranks of the node reach it."""
+    """An array of zeros; if in host memory, where all ranks of the node reach it."""
     if device.type == "cpu":
         array: Tensor = comm.empty(count, dtype, label)
         return array
     return torch.zeros(count, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients travel, as DistributedOptimizer was told. overlap: as for Overlap."""
+
+    compression: type[Compressor]
+    op: int
+    predivide: float
+    groups: int | list[list[Tensor]] | None
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    bucket_cap_mb: float
+    overlap: str
+
+    def terms(self, passes: int) -> dict[str, object]:
+        """Return what all ranks must have alike, as texts can tell it; passes: per step."""
+        return {
+            "backward_passes_per_step": passes,
+            "op": self.op,
+            "gradient_predivide_factor": self.predivide,
+            "compression": self.compression.__qualname__,
+            "sparse_as_dense": self.sparse_as_dense,
+        }
 
 
 @dataclass
@@ -102,8 +127,7 @@ class Collective:
 class Bucket:
     """Collective, blocking: all ranks of `comm` make it together.
 
-    number: names it in reports. parameters: of one dtype, in the order in the array. scales:
-    factors before and after the reduction.
+    number: names it in reports. parameters: of one dtype, in the order in the array.
     """
 
     LABEL = "optimizer bucket"
@@ -114,9 +138,7 @@ class Bucket:
         number: int,
         label: str,
         parameters: Sequence[Tensor],
-        op: int,
-        predivide: float,
-        compression: type[Compressor],
+        options: Options,
         threaded: bool,
     ) -> None:
         self.launched_s = 0.0
@@ -124,8 +146,8 @@ class Bucket:
         self._number, self._told = number, label
         self._failed_rounds = 0
         self._size = comm.size
-        self._op, self._predivide = op, predivide
-        self._compression = compression
+        self._op, self._predivide = options.op, options.predivide
+        self._compression = compression = options.compression
         self._threaded = threaded
         count = sum(parameter.numel() for parameter in parameters)
         dtype = parameters[0].dtype
@@ -143,7 +165,8 @@ class Bucket:
             _new_array(comm, count, wire_dtype, device, label) if casts else self._flat
         )
         self.collective = Collective(
-            comm, label, count, self._wire.dtype, op, predivide, compression, device
+            *(comm, label, count, self._wire.dtype),
+            *(self._op, self._predivide, compression, device),
         )
         self._handle: Handle[Any] | None = None
         self._mismatch: SignatureMismatch | None = None
@@ -153,7 +176,7 @@ class Bucket:
 
     @property
     def label(self) -> str:
-        """What its collective is called now."""
+        """Name of its collective now."""
         return self.collective.label
 
     def _make_label(self) -> str:
@@ -161,9 +184,10 @@ class Bucket:
         return f"{self.LABEL} {self._number}{after} ({self._told})"
 
     def take_run(self, index: int, ids: Sequence[int]) -> bool:
-        """Count gradients, by the id() of their parameters, that came in the order of the bucket,
-        the first at `index`. False, and nothing is counted, where they did not, or others before
-        did not.
+        """Count gradients, by the id() of their parameters, that came in the order of the
+        bucket, the first at `index`.
+
+        False, and nothing is counted, where they did not, or others before did not.
         """
         end = index + len(ids)
         in_order = index == self._run and self.waiting == len(self._ids) - index
@@ -174,7 +198,7 @@ class Bucket:
         return True
 
     def has_taken(self, index: int) -> bool:
-        """Whether the gradient at `index` was counted by take_run()."""
+        """Return whether the gradient at `index` was counted by take_run()."""
         return index < self._run
 
     def launch(self, rounds: int = 0) -> None:
@@ -218,7 +242,7 @@ class Bucket:
         self.collective.run(self._result)
 
     def finish(self) -> None:
-        """After wait(), make the gradients those of all ranks; local."""
+        """Make the gradients those of all ranks, after wait(); local."""
         if self._wire is not self._flat:
             if not self._told_of_overflow:
                 self._told_of_overflow = warn_of_overflow(self._flat, self._wire, self.label)

@@ -64,8 +64,8 @@ class Overlap:
         return OverlapChoice(self.active, self._left, during_s, after_s)
 
     def begin(self, buckets: int) -> None:
-        """There are new buckets: a trial starts, or starts anew, unless one has ended before, or
-        there is nothing to try; local, in the same step of all ranks.
+        """Start a trial, or start it anew, since there are new buckets, unless one has ended
+        before, or there is nothing to try; local, in the same step of all ranks.
         """
         if self.wanted != "auto" or self._found_s is not None:
             return
@@ -75,15 +75,16 @@ class Overlap:
         self.active = _PLAN[0]
 
     def ready(self) -> None:
-        """The first bucket of the step is complete: from here on the two ways differ; local. Later
-        calls in a step do nothing.
+        """Note that the first bucket of the step is complete; local.
+
+        From here on the two ways differ. Later calls in a step do nothing.
         """
         if self._left > 0 and self._ready_s is None:
             self._ready_s = self._clock()
 
     def end_step(self, comm: Comm) -> None:
-        """The step has its last result; blocking and collective after the last one of a trial,
-        else local.
+        """Note that the step has its last result; blocking and collective after the last one of a
+        trial, else local.
         """
         if self._ready_s is None:
             return

@@ -48,7 +48,7 @@ class Packing:
             self._pack_each([self.parameters[index]], [self.views[index]])
 
     def pack(self) -> None:
-        """adopt() all gradients that are not views yet; parameters that need none and have none
+        """Adopt all gradients that are not views yet; parameters that need none and have none
         add zeros, and stay without.
         """
         with torch.no_grad():

@@ -13,31 +13,27 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from hsgd.comm.communicator import Comm
+from hsgd.comm.communicator import Comm, Op
 from hsgd.errors import HsgdError
+from hsgd.optim.optimizer_ranks import weakly
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import sparse_allreduce_async
-from hsgd.torch.core_errors import core_errors_as_horovods
-from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.exceptions import HorovodInternalError, core_errors_as_horovods
 from hsgd.torch.gradients.agreement import agree, split
 from hsgd.torch.gradients.backward_pass import BackwardPass, hook_leaf
-from hsgd.torch.gradients.closure_loss import combine_loss
-from hsgd.torch.gradients.gradient_buckets import Bucket
-from hsgd.torch.gradients.joined import StandIn, end_round, tells_of_join
-from hsgd.torch.gradients.overlap import Overlap, OverlapChoice
+from hsgd.torch.gradients.gradient_buckets import Bucket, Options
+from hsgd.torch.gradients.overlap import Overlap
 from hsgd.torch.gradients.packing import HOT_COUNT
-from hsgd.torch.gradients.reduction_options import Options
+from hsgd.torch.gradients.stand_in import StandIn, end_round, tells_of_join
 from hsgd.torch.job import runtime
 from hsgd.torch.job.operation_timeline import add_levels
-from hsgd.torch.operations.reductions import AVERAGE
+from hsgd.torch.operations.reductions import AVERAGE, SUM
 from torch import Tensor
 
 __all__ = ["GradientReducer"]
-
-_Result = TypeVar("_Result")
 
 
 class GradientReducer:
@@ -57,7 +53,7 @@ class GradientReducer:
         self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet looked at
         self._hooks: dict[Tensor, Any] = {}
         self._wake = _weak_hook(self)
-        self._pass = BackwardPass(_weak_hook(self, "_begin_pass"), _weak(self._end_pass, None))
+        self._pass = BackwardPass(_weak_hook(self, "_begin_pass"), weakly(self._end_pass, None))
         self._passes_left = passes  # of this round
         self._rounds = 0  # since the last step
         self._order: dict[Tensor, None] = {}  # new parameters, as their gradients came
@@ -67,12 +63,13 @@ class GradientReducer:
         self._next = 0  # the bucket to launch next
         self._begun = False  # all collectives of the round were started
         self._touched = False  # a gradient came since the last round
-        self._overlap = Overlap(options.overlap)
+        self.overlap = Overlap(options.overlap)
+        """Whether collectives start in backward."""
         self._job = runtime.latest()  # the one that gradients come in
         self._alone = False  # it has no other ranks
         self._comm: Comm | None = None
         self._stand_in: StandIn | None = None
-        self._inspected: Callable[[], list[tuple[str, float]]] = _weak(self._pending, [])  # stalls
+        self._inspected: Callable[[], list[tuple[str, float]]] = weakly(self._pending, [])  # stalls
 
     def watch(self, groups: Sequence[Sequence[Tensor]]) -> None:
         """Follow parameters that need gradients and are new; local. Called in every step: cheap
@@ -108,13 +105,8 @@ class GradientReducer:
         """Whether gradients came that were not reduced."""
         return self._touched or bool(self._arrived)
 
-    @property
-    def overlap_choice(self) -> OverlapChoice:
-        """Whether collectives start in backward; local."""
-        return self._overlap.choice
-
     def set_passes(self, passes: int) -> None:
-        """From the next step on."""
+        """Change the passes of a step, from the next one on; local."""
         self.passes = self._passes_left = passes
         for parameter in self._known:
             self._known[parameter] = passes
@@ -129,32 +121,42 @@ class GradientReducer:
         """
         with self._ending_on_error():
             comm = self._follow_job()
-        self._overlap.ready()
+        self.overlap.ready()
         self._look()
         with self._ending_on_error():
             self._finish_round(comm)
-            self._overlap.end_step(comm)
+            self.overlap.end_step(comm)
         self._end_round()
         self._rounds += 1
         self._check_replicas(comm)
 
     def settle(self) -> None:
-        """reduce(), unless the gradients of this step are those of all ranks already; collective
+        """Reduce, unless the gradients of this step are those of all ranks already; collective
         and blocking then.
         """
         if self.open or not self._rounds:
             self.reduce()
 
     def end_step(self) -> None:
-        """What comes next belongs to another step; local."""
+        """Note that what comes next belongs to another step; local."""
         self._rounds = 0
         self._pass.reset()
 
     def combine_loss(self, loss: Any) -> Any:
-        """As combine_loss(), after a round; collective, blocking."""
+        """Return the mean of the ranks' losses, or their sum if gradients are summed, in the type
+        of `loss`; collective, blocking, after a round. What is no number stays as it is.
+        """
+        number = isinstance(loss, (int, float)) or (isinstance(loss, Tensor) and loss.numel() == 1)
+        if not number:
+            return loss
         assert self._comm is not None
+        total = torch.as_tensor(loss).detach().to("cpu", torch.float64).reshape(1).clone()
+        how: Op = "sum" if self._options.op == SUM else "mean"
         with self._ending_on_error():
-            return combine_loss(self._comm, loss, self._options.op)
+            self._comm.allreduce(total, how, total, "optimizer loss")
+        if isinstance(loss, Tensor):
+            return total.reshape(loss.shape).to(loss.device, loss.dtype)
+        return float(total)
 
     def _check_replicas(self, comm: Comm) -> None:
         """At the end of a round of all ranks; collective."""
@@ -164,7 +166,7 @@ class GradientReducer:
         self._with_joined = False
 
     def close_round(self) -> None:
-        """reduce() what came and was not reduced, so that ranks stay together; collective then. In
+        """Reduce what came and was not reduced, so that ranks stay together; collective then. In
         another job it is forgotten: that has other ranks.
         """
         if self._job is not runtime.latest():
@@ -190,7 +192,7 @@ class GradientReducer:
             if begun and self._comm is not None:
                 self._rounds += 1
                 with contextlib.suppress(HsgdError):  # the next step has it as well
-                    self._overlap.end_step(self._comm)
+                    self.overlap.end_step(self._comm)
                     self._check_replicas(self._comm)
             if not begun and any(error and not tells_of_join(error) for error in met):
                 self._start_anew(keep=False)  # others gave up earlier, and begin anew as well
@@ -231,9 +233,9 @@ class GradientReducer:
         self._arrived.append(parameter)
         self._look()
         if self._next_is_complete():
-            self._overlap.ready()
+            self.overlap.ready()
             # Not yet: hooks of the script may come after this one, and change the gradient.
-            self._pass.due = self._overlap.active
+            self._pass.due = self.overlap.active
 
     def _begin_pass(self, parameter: Tensor) -> None:
         """With the first gradient of a pass, and with the next one after a bucket is complete."""
@@ -367,7 +369,7 @@ class GradientReducer:
         for parameter in new:
             self._order.setdefault(parameter)
         names = {parameter: self._names[id(parameter)] for parameter in self._order}
-        wanted = self._overlap.wanted
+        wanted = self.overlap.wanted
         ordered, sparse, overlap = agree(
             self._comm,
             names,
@@ -376,7 +378,7 @@ class GradientReducer:
             sparse_as_dense=self._options.sparse_as_dense,
         )
         if overlap != wanted:
-            self._overlap = Overlap(overlap)
+            self.overlap = Overlap(overlap)
         self._order.clear()
         begun = [(parameter, self._start_sparse(parameter)) for parameter in sparse]
         light = self._pass.hook(self._arrived.append)
@@ -390,9 +392,7 @@ class GradientReducer:
                 number,
                 self._names[id(members[0])],
                 members,
-                self._options.op,
-                self._options.predivide,
-                self._options.compression,
+                self._options,
                 self._job.threaded,
             )
             for index, parameter in enumerate(members):
@@ -402,7 +402,7 @@ class GradientReducer:
             self._buckets.append(bucket)
             self._stand_in.collectives.append(bucket.collective)
         if all(bucket.collective.device.type == "cpu" for bucket in self._buckets):
-            self._overlap.begin(len(self._buckets))  # a device's streams run beside backward anyway
+            self.overlap.begin(len(self._buckets))  # a device's streams run beside backward anyway
         self._complete()
         return begun
 
@@ -429,7 +429,7 @@ class GradientReducer:
             if self._inspected not in job.watched:
                 job.watched.append(self._inspected)
             self._stand_in = StandIn(
-                self._comm, _weak(self._reduce_open, None), _weak(self._abandon_trial, None)
+                self._comm, weakly(self._reduce_open, None), weakly(self._abandon_trial, None)
             )
             job.joining.append(self._stand_in)
         return self._comm
@@ -449,7 +449,7 @@ class GradientReducer:
         self._places.clear()
         self._sparse.clear()
         self._buckets.clear()
-        self._overlap = Overlap(self._options.overlap)
+        self.overlap = Overlap(self._options.overlap)
         self._comm = self._stand_in = None
         self._job = runtime.latest()
         self._alone = not self.active
@@ -465,7 +465,7 @@ class GradientReducer:
 
     def _abandon_trial(self) -> None:
         """Ranks have joined, and do not step; on all ranks after each such round."""
-        self._overlap.abandon()
+        self.overlap.abandon()
         if self.guard is not None:
             self.guard.restart()
 
@@ -483,14 +483,3 @@ def _weak_hook(reducer: GradientReducer, method: str = "_came") -> Callable[[Ten
             getattr(alive, method)(parameter)
 
     return hook
-
-
-def _weak(method: Callable[[], _Result], gone: _Result) -> Callable[[], _Result]:
-    """The method, and `gone` when its object is no more."""
-    found = weakref.WeakMethod(method)
-
-    def call() -> _Result:
-        alive = found()
-        return gone if alive is None else alive()
-
-    return call

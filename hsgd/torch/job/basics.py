@@ -131,99 +131,99 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init() was called, and shutdown() was not; local."""
+    """Return whether init() was called, and shutdown() was not; local."""
     return runtime.is_initialized()
 
 
 def rank() -> int:
-    """Rank in the job, from 0; local."""
+    """Return the rank in the job, from 0; local."""
     return runtime.current().comm.rank
 
 
 def size() -> int:
-    """Ranks in the job; local."""
+    """Return how many ranks the job has; local."""
     return runtime.current().comm.size
 
 
 def local_rank() -> int:
-    """Rank among those of this node, from 0; local."""
+    """Return the rank among those of this node, from 0; local."""
     return runtime.current().place.local_rank
 
 
 def local_size() -> int:
-    """Ranks of this node; local."""
+    """Return how many ranks this node has; local."""
     return runtime.current().place.local_size
 
 
 def cross_rank() -> int:
-    """Index of this node among those that have this local rank; local."""
+    """Return the index of this node among those that have this local rank; local."""
     return runtime.current().place.cross_rank
 
 
 def cross_size() -> int:
-    """Nodes that have this local rank; local."""
+    """Return how many nodes have this local rank; local."""
     return runtime.current().place.cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether all nodes have the same number of ranks; local."""
+    """Return whether all nodes have the same number of ranks; local."""
     return runtime.is_initialized() and runtime.current().place.homogeneous
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI serves several threads at once; local. Raises ValueError without MPI."""
+    """Return whether MPI serves several threads at once; local. Raises ValueError without MPI."""
     if not mpi_enabled():
         raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
     return _mpi_threads()
 
 
 def mpi_enabled() -> bool:
-    """Whether the job runs over MPI; local."""
+    """Return whether the job runs over MPI; local."""
     return runtime.is_initialized() and runtime.current().comm.mpi is not None
 
 
 def mpi_built() -> bool:
-    """Whether hsgd was built for an MPI; local."""
+    """Return whether hsgd was built for an MPI; local."""
     return bool(built.read().mpis)
 
 
 def gloo_enabled() -> bool:
-    """False: hsgd has no use for gloo."""
+    """Return False: hsgd has no use for gloo."""
     return False
 
 
 def gloo_built() -> bool:
-    """False: hsgd has no use for gloo."""
+    """Return False: hsgd has no use for gloo."""
     return False
 
 
 def nccl_built() -> int:
-    """0: hsgd computes on host memory."""
+    """Return 0: hsgd computes on host memory."""
     return 0
 
 
 def ddl_built() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
 def ccl_built() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
 def cuda_built() -> bool:
-    """False: hsgd computes on host memory."""
+    """Return False: hsgd computes on host memory."""
     return False
 
 
 def rocm_built() -> bool:
-    """False: hsgd computes on host memory."""
+    """Return False: hsgd computes on host memory."""
     return False
 
 
 def metrics() -> Counters:
-    """What this rank's collectives did since init(): calls, bytes, seconds; local.
+    """Return what this rank's collectives did since init(): calls, bytes, seconds; local.
 
     Not a name of Horovod's.
     """

@@ -52,7 +52,7 @@ def stop() -> None:
 
 
 def add_levels(add: Callable[..., None], name: str, record: Record) -> None:
-    """The levels of one collective, as events of `add`, which is Timeline.add()."""
+    """Add the levels of one collective as events, by `add`, which is Timeline.add()."""
     levels = {
         "intra reduce": record.intra_reduce,
         "inter": record.inter,

@@ -42,13 +42,16 @@ class ProcessSet:
         self.ranks = ranks
 
     def size(self) -> int | None:
-        """Ranks in the set; None when it is not registered."""
+        """Return how many ranks are in the set; None when it is not registered."""
         if self.process_set_id is None:
             return None
         return len(runtime.current().members(self.process_set_id))
 
     def rank(self) -> int | None:
-        """Rank in the set; None when it is not registered. Raises ValueError outside of it."""
+        """Return the rank in the set; None when it is not registered.
+
+        Raises ValueError outside of it.
+        """
         if self.process_set_id is None:
             return None
         job = runtime.current()
@@ -58,7 +61,7 @@ class ProcessSet:
         return members.index(job.comm.rank)
 
     def included(self) -> bool | None:
-        """Whether this rank is in the set; None when its ranks are not known yet."""
+        """Return whether this rank is in the set; None when its ranks are not known yet."""
         if self.ranks is None:
             return None
         return runtime.current().comm.rank in self.ranks

@@ -23,11 +23,10 @@ from hsgd.comm.communicator import Comm
 from hsgd.comm.record import Record
 from hsgd.errors import HsgdError
 from hsgd.metrics import Counters
-from hsgd.torch.negotiation.coordinator import ROUND, Coordinator
-from hsgd.torch.negotiation.coordinator import Operation as Submitted
+from hsgd.torch.negotiation.coordinator import ROUND, Coordinator, Operation
 from hsgd.torch.negotiation.signature import Signature
-from hsgd.torch.negotiation.stall import Open, StallInspector, ages
-from hsgd.torch.operations.operation import Barrier, Operation, meet
+from hsgd.torch.negotiation.stall_inspector import Open, StallInspector, ages
+from hsgd.torch.operations.operation import Barrier, meet
 from hsgd.torch.operations.reductions import run_fused, stand_in
 from hsgd.torch.settings import HorovodSettings
 
@@ -65,7 +64,7 @@ class Unnamed:
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """The next number."""
+        """Return the next number."""
         with self._lock:
             self.used += 1
             return self.used - 1
@@ -114,7 +113,7 @@ class Runtime:
         self.joining: list[Callable[[], None]] = []
         """What join() runs, each in a thread of its own: returns when all ranks have joined."""
         self._privates: list[Comm] = []
-        self.observer: Callable[[Submitted, Sequence[Record]], None] | None = None
+        self.observer: Callable[[Operation, Sequence[Record]], None] | None = None
         """Told of operations that ended, and of what their collectives spent time on."""
         self.endings: list[Callable[[], None]] = []
         self.on_abort: list[Callable[[], None]] = []  # local, from any thread
@@ -134,19 +133,24 @@ class Runtime:
             self._inspector = StallInspector(control, settings, self._open, self.members, self._end)
 
     def members(self, number: int) -> list[int]:
-        """Global ranks of a process set; local. Raises ValueError for one that is not there."""
+        """Return the global ranks of a process set; local.
+
+        Raises ValueError for one that is not there.
+        """
         found = self._sets.get(number)
         if found is None:
             raise ValueError("Process set does not exist or has not been registered.")
         return found.ranks
 
     def process_sets(self) -> dict[int, list[int]]:
-        """All that are registered: number and global ranks; local."""
+        """Return number and global ranks of each process set; local."""
         return {number: known.ranks for number, known in self._sets.items()}
 
     def coordinator(self, number: int | None, what: str) -> Coordinator:
-        """Of a process set that this rank is in; local. Raises ValueError in Horovod's words, and
-        TypeError for a set without a number, as Horovod does.
+        """Return that of a process set that this rank is in; local.
+
+        Raises ValueError in Horovod's words, and TypeError for a set without a number, as Horovod
+        does.
         """
         if number is None:
             raise TypeError(
@@ -164,21 +168,39 @@ class Runtime:
         return found.coordinator
 
     def next_unnamed(self, number: int | None) -> int:
-        """A number for an operation without a name, which counts alike on the ranks of a set."""
+        """Return a number for an operation without a name, alike on the ranks of a set; local."""
         found = None if number is None else self._sets.get(number)
         return -1 if found is None else found.unnamed.take()
 
     def unnamed(self, number: int | None) -> Unnamed:
-        """The numbers of operations without a name of a process set that is there; local."""
+        """Return the numbers of operations without a name of a process set; local."""
         return self._sets[number or 0].unnamed
 
     def add_process_set(self, ranks: Sequence[int]) -> int | None:
-        """Its number, None when these ranks form a set already; collective over all ranks."""
+        """Make a process set after init(), as register() does."""
         self._refuse_static("adding")
-        return self._add(ranks)
+        return self.register(ranks)
+
+    def register(self, ranks: Sequence[int]) -> int | None:
+        """Make a process set, and return its number, or None if these ranks form one already;
+        collective over all ranks, blocking.
+        """
+        wanted = sorted(ranks)
+        if not wanted or wanted[0] < 0 or wanted[-1] >= self.comm.size:
+            raise ValueError(f"process set {wanted}: give ranks from 0 to {self.comm.size - 1}")
+        if any(known.ranks == wanted for known in self._sets.values()):
+            return None
+        operation = _NewSet("process_set.add." + ".".join(map(str, wanted)), wanted)
+        self._run(operation, self.coordinator(0, "process set"))
+        number = next(self._numbers)
+        comm: Comm | None = operation.result
+        self._sets[number] = _Set(
+            wanted, None if comm is None else self._coordinator(comm, f"set {number}")
+        )
+        return number
 
     def remove_process_set(self, number: int) -> bool:
-        """Whether it was there; collective over all ranks, blocking."""
+        """Return whether it was there, and take it away; collective over all ranks, blocking."""
         self._refuse_static("removing")
         if number not in self._sets:
             return False
@@ -188,23 +210,19 @@ class Runtime:
             gone.coordinator.close("the process set was removed")
         return True
 
-    def register(self, ranks: Sequence[int]) -> int | None:
-        """add_process_set() for init()."""
-        return self._add(ranks)
-
     def metrics(self) -> Counters:
-        """What this rank did over the job's communicators, the stall inspector's aside; local."""
+        """Return what this rank did in the job, the stall inspector aside; local."""
         return sum((comm.metrics() for comm in self._comms()), Counters.none())
 
     def keep_records(self, capacity: int) -> None:
-        """As of all communicators of the job; local."""
+        """Keep records in all communicators of the job, as Comm.keep_records() does; local."""
         self._kept_records = capacity
         self._records.clear()
         for comm in self._comms():
             comm.keep_records(capacity)
 
     def register_own(self, ranks: Sequence[int]) -> tuple[int | None, list[int]]:
-        """register() where each rank names the set that it is in; collective over all ranks.
+        """Register sets of which each rank names the one that it is in; collective over all ranks.
 
         Returns the number and the ranks of this rank's.
         """
@@ -216,12 +234,12 @@ class Runtime:
         named = filter(None, self.comm.allgather_object(mine, "hsgd.torch process sets"))
         numbers = {}
         for one in sorted({tuple(other) for other in named}):
-            numbers[one] = self._add(one)
+            numbers[one] = self.register(one)
         return numbers[tuple(wanted)], wanted
 
     def private_comm(self, number: int | None, what: str) -> Comm:
-        """A communicator of a process set for one user, closed with the job; collective over the
-        set, blocking.
+        """Return a communicator of a process set for one user, closed with the job; collective over
+        the set, blocking.
         """
         coordinator = self.coordinator(number, what)
         operation = _NewSet(f"{what}.{next(self._private)}", range(coordinator.comm.size))
@@ -267,21 +285,6 @@ class Runtime:
                 "initialization."
             )
 
-    def _add(self, ranks: Sequence[int]) -> int | None:
-        wanted = sorted(ranks)
-        if not wanted or wanted[0] < 0 or wanted[-1] >= self.comm.size:
-            raise ValueError(f"process set {wanted}: give ranks from 0 to {self.comm.size - 1}")
-        if any(known.ranks == wanted for known in self._sets.values()):
-            return None
-        operation = _NewSet("process_set.add." + ".".join(map(str, wanted)), wanted)
-        self._run(operation, self.coordinator(0, "process set"))
-        number = next(self._numbers)
-        comm: Comm | None = operation.result
-        self._sets[number] = _Set(
-            wanted, None if comm is None else self._coordinator(comm, f"set {number}")
-        )
-        return number
-
     def _run(self, operation: Operation, coordinator: Coordinator) -> None:
         coordinator.submit(operation, wake=False)
         coordinator.wait(operation)
@@ -301,7 +304,7 @@ class Runtime:
         comm.keep_records(self._kept_records)
         return coordinator
 
-    def _observe(self, operation: Submitted, comm: Comm, label: str) -> None:
+    def _observe(self, operation: Operation, comm: Comm, label: str) -> None:
         if self.observer is None:
             return
         there = self._records.setdefault(label, [])
@@ -373,17 +376,17 @@ def stop() -> None:
 
 
 def current() -> Runtime:
-    """The job; local. Raises ValueError before init()."""
+    """Return the job; local. Raises ValueError before init()."""
     if not _jobs:
         raise ValueError(UNINITIALIZED)
     return _jobs[0]
 
 
 def latest() -> Runtime | None:
-    """The job, None before init() and after shutdown(); local."""
+    """Return the job, or None before init() and after shutdown(); local."""
     return _jobs[0] if _jobs else None
 
 
 def is_initialized() -> bool:
-    """Whether there is a job; local."""
+    """Return whether there is a job; local."""
     return bool(_jobs)

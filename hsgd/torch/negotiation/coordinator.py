@@ -24,13 +24,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from hsgd.comm.communicator import Comm
 from hsgd.comm.handle import Handle
 from hsgd.errors import CollectiveTimeout, HsgdError, SignatureMismatch
 from hsgd.torch.exceptions import HorovodInternalError
-from hsgd.torch.negotiation.plan import RoundPlan, Table
+from hsgd.torch.negotiation.round_plan import RoundPlan, Table
 from hsgd.torch.negotiation.signature import Signature
 
 __all__ = ["ROUND", "Coordinator", "Operation"]
@@ -41,35 +41,45 @@ ROUND = "hsgd.torch round"
 """Name of the collective in which ranks tell one another what they have submitted."""
 
 
-class Operation(Protocol):
-    """What can be submitted."""
+class Operation:
+    """What can be submitted; kinds of it are in hsgd.torch.operations.
 
-    name: str
-    submitted_s: float
-    begun_s: float
-    ended_s: float
-    done: bool
-    error: BaseException | None
-    handle: Handle[Any] | None
-    queued: bool
-    background: bool
+    name: by which ranks find it. `result` is what synchronize() returns.
+    """
+
+    kind = ""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.submitted_s = self.begun_s = self.ended_s = 0.0
+        self.done = False
+        self.error: BaseException | None = None
+        self.handle: Handle[Any] | None = None
+        """While the core has it in its queue."""
+        self.background = False  # nobody need wait for it to be run
+        self.queued = False  # the core has run it, or will, without Python
+        self.result: Any = None
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of this rank's input."""
+        return 0
 
     @property
     def signature(self) -> Signature:
         """What must be equal on all ranks; asked for only when ranks differ."""
+        return Signature(self.kind)
 
     def run(self, comm: Comm) -> None:
         """Call the core; blocking. SignatureMismatch leaves the operation as it was."""
+        raise NotImplementedError
 
     def start(self, comm: Comm) -> Handle[Any] | None:
-        """Have the core run it, not blocking; None where run() is more than one collective."""
+        """Have the core run it, not blocking; None if run() is more than one collective."""
+        return None
 
     def finish(self, comm: Comm) -> None:
-        """What is left to do when the core has run it; local."""
+        """Make the result when the core has run it; local."""
 
 
 class Coordinator:
@@ -145,19 +155,19 @@ class Coordinator:
             self._work(lambda: operation.done, sleeper=True)
 
     def poll(self, operation: Operation) -> bool:
-        """Whether the operation is done; local."""
+        """Return whether the operation is done; local."""
         if (handle := operation.handle) is not None and handle.done():
             self._settle(operation)
         return operation.done
 
     def pending(self) -> list[tuple[str, float]]:
-        """What is submitted and not done: names, and seconds on time.monotonic(); local."""
+        """Return what is submitted and not done: names, and seconds on time.monotonic(); local."""
         with self._changed:
             return [(op.name, op.submitted_s) for op in self._pending.values()]
 
     @property
     def ended(self) -> str | None:
-        """Why nothing more is taken; None while it is. Local."""
+        """Reason why nothing more is taken; None while it is. Local."""
         return self._ended
 
     def end(self, reason: str) -> None:
@@ -165,7 +175,7 @@ class Coordinator:
         self._fail(HorovodInternalError(reason))
 
     def close(self, reason: str) -> None:
-        """end(), and close the communicator; local. Ranks that wait for this one hear of it."""
+        """Fail what is open, and close the communicator; local. Ranks that wait hear of it."""
         self.end(reason)
         thread = self._thread
         self.comm.close()

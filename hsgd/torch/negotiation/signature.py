@@ -33,8 +33,8 @@ class Signature(NamedTuple):
     """ "cuda" for tensors there."""
 
     def mismatch(self, other: Signature) -> str | None:
-        """Why this and another rank's cannot be one operation, in Horovod's words; None if they
-        can.
+        """Return why this and another rank's cannot be one operation, in Horovod's words; None if
+        they can.
         """
         if self.kind != other.kind:
             return (
@@ -79,7 +79,7 @@ class Signature(NamedTuple):
         return None
 
     def refusal(self) -> str | None:
-        """Why the operation cannot be done although all ranks agree; None if it can."""
+        """Return why the operation cannot be done although all ranks agree; None if it can."""
         if self.kind in (*_JOINING, "reducescatter") and () in self.shapes:
             return f"A rank tried to {self.kind.upper()} a rank-zero tensor."
         return None
@@ -96,7 +96,7 @@ class Signature(NamedTuple):
         return (self.dtypes, self.op, self.scales, self.device)
 
     def compared_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes, with -1 for extents that may differ between ranks."""
+        """Return the shapes, with -1 for extents that may differ between ranks."""
         if self.kind not in _JOINING:
             return self.shapes
         return tuple((-1, *shape[1:]) if shape else () for shape in self.shapes)

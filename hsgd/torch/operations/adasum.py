@@ -41,7 +41,7 @@ class Adasum(Allreduce):
         self.publish(outputs)
 
     def start(self, comm: Comm) -> None:
-        """Only run() can."""
+        """Return None: only run() can."""
         return None
 
     def check(self, tensor: Tensor) -> None:
@@ -51,8 +51,9 @@ class Adasum(Allreduce):
 
 
 def combine(comm: Comm, vectors: Sequence[Tensor], name: str) -> list[Tensor]:
-    """Adasum of each vector with those of the other ranks; collective, blocking. Any number of
-    ranks.
+    """Return Adasum of each vector with those of the other ranks; collective, blocking.
+
+    Any number of ranks.
 
     vectors: flat, of one float dtype, of equal lengths on all ranks. Returns new ones, the same
     bits on all ranks; half precision is combined in float32.

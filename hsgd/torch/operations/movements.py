@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from hsgd.comm.communicator import DTYPES, Comm
+from hsgd.comm.communicator import Comm
 from hsgd.comm.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.operations.operation import TensorOperation, count_write, meet
+from hsgd.torch.operations.reductions import CORE_DTYPES
 from torch import Tensor
 
 __all__ = ["Allgather", "Alltoall", "Broadcast"]
-
-_MOVED = frozenset(getattr(torch, name) for name in DTYPES)
 
 
 class Allgather(TensorOperation):
@@ -69,7 +68,7 @@ class Broadcast(TensorOperation):
     def _target(self) -> Tensor:
         source = self.inputs[0]
         self._made = source if self.given is not None else source.clone()
-        return self._made if self._made.dtype in _MOVED else _bytes(self._made)
+        return self._made if self._made.dtype in CORE_DTYPES else _bytes(self._made)
 
 
 class Alltoall(TensorOperation):
@@ -95,7 +94,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 def _as_rows(tensor: Tensor) -> Tensor:
     """The tensor, or its rows as bytes."""
-    if tensor.dtype in _MOVED:
+    if tensor.dtype in CORE_DTYPES:
         return tensor
     width = math.prod(tensor.shape[1:])
     return _bytes(tensor).reshape(tensor.shape[0], width * tensor.element_size())
@@ -103,6 +102,6 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 def _from_rows(rows: Tensor, like: Tensor) -> Tensor:
     """Undo _as_rows: any number of rows of the dtype and extents of `like`."""
-    if like.dtype in _MOVED:
+    if like.dtype in CORE_DTYPES:
         return rows
     return rows.reshape(-1).view(like.dtype).reshape(rows.shape[0], *like.shape[1:])

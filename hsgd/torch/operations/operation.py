@@ -13,50 +13,12 @@ from typing import Any
 
 import torch
 from hsgd.comm.communicator import Comm
-from hsgd.comm.handle import Handle
+from hsgd.torch.negotiation.coordinator import Operation
 from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.operations.device_turn import DeviceTurn, device_of
 from torch import Tensor
 
-__all__ = ["Barrier", "Join", "Operation", "TensorOperation", "count_write", "meet"]
-
-
-class Operation:
-    """What all operations have. `result` is what synchronize() returns."""
-
-    kind = ""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.submitted_s = self.begun_s = self.ended_s = 0.0
-        self.done = False
-        self.error: BaseException | None = None
-        self.handle: Handle[Any] | None = None
-        """While the core has it in its queue."""
-        self.background = False  # nobody need wait for it to be run
-        self.queued = False  # the core has run it, or will, without Python
-        self.result: Any = None
-
-    @property
-    def signature(self) -> Signature:
-        """What must be equal on all ranks."""
-        return Signature(self.kind)
-
-    def run(self, comm: Comm) -> None:
-        """Call the core; blocking, collective."""
-        raise NotImplementedError
-
-    def start(self, comm: Comm) -> Handle[Any] | None:
-        """Have the core run it, not blocking, collective; None where only run() can."""
-        return None
-
-    def finish(self, comm: Comm) -> None:
-        """Make the result when the core has run it; local."""
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of this rank's input."""
-        return 0
+__all__ = ["Barrier", "Join", "TensorOperation", "count_write", "meet"]
 
 
 class TensorOperation(Operation, abc.ABC):
@@ -79,7 +41,7 @@ class TensorOperation(Operation, abc.ABC):
             raise ValueError("Tensor is required to be contiguous.")
 
     def run(self, comm: Comm) -> None:
-        """move(), for tensors of a device in the order of its streams."""
+        """Move the tensors, those of a device in the order of its streams."""
         if self.turn is None:
             self.move(comm)
             return
@@ -92,7 +54,7 @@ class TensorOperation(Operation, abc.ABC):
         """Call the core; blocking, collective."""
 
     def device_label(self) -> str:
-        """All that must be equal on all ranks, as a name that the core compares."""
+        """Return all that must be equal on all ranks, as a name that the core compares."""
         signature = self.signature
         compared = repr(signature._replace(shapes=signature.compared_shapes()))
         return f"{self.name} of {self.device} {zlib.crc32(compared.encode()):08x}"
@@ -115,11 +77,13 @@ class TensorOperation(Operation, abc.ABC):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.inputs)
 
     def label(self) -> str:
-        """Name for the core, which compares dtype and shape of one tensor by itself."""
+        """Return the name for the core, which compares one tensor's dtype and shape itself."""
         return self.compared_name() if self.grouped else self.name
 
     def compared_name(self) -> str:
-        """The name with what stands for dtypes and shapes, which the core then compares, too."""
+        """Return the name with what stands for dtypes and shapes, which the core then compares,
+        too.
+        """
         signature = self.signature
         compared = repr((signature.dtypes, signature.compared_shapes()))
         return f"{self.name}#{zlib.crc32(compared.encode()):08x}"

@@ -11,19 +11,16 @@ from typing import Any
 import torch
 from hsgd.comm.communicator import DTYPES, Comm, Op
 from hsgd.comm.handle import Handle
+from hsgd.torch.negotiation.coordinator import Operation
 from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.operations.device_turn import DeviceTurn
-from hsgd.torch.operations.operation import (
-    Barrier,
-    Operation,
-    TensorOperation,
-    count_write,
-)
+from hsgd.torch.operations.operation import Barrier, TensorOperation, count_write
 from torch import Tensor
 
 __all__ = [
     "ADASUM",
     "AVERAGE",
+    "CORE_DTYPES",
     "CORE_OPS",
     "MAX",
     "MIN",
@@ -43,7 +40,7 @@ CORE_OPS: dict[int, Op] = {
     MAX: "max",
     PRODUCT: "prod",
 }
-_REDUCED = frozenset(getattr(torch, name) for name in DTYPES)
+CORE_DTYPES = frozenset(getattr(torch, name) for name in DTYPES)
 
 
 class _Reduction(TensorOperation):
@@ -60,7 +57,7 @@ class _Reduction(TensorOperation):
         self.scales = scales
 
     def check(self, tensor: Tensor) -> None:
-        if tensor.dtype not in _REDUCED:
+        if tensor.dtype not in CORE_DTYPES:
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
         super().check(tensor)
 
@@ -178,7 +175,7 @@ class Reducescatter(_Reduction):
 
 
 def run_fused(operations: Sequence[Any], comm: Comm) -> None:
-    """Run allreduces of equal dtype, op, scales and device as one."""
+    """Run allreduces of equal dtype, op, scales and device as one; collective, blocking."""
     first: DeviceTurn | None = operations[0].turn
     if first is None:
         _move_fused(operations, comm)
@@ -198,7 +195,7 @@ def _move_fused(operations: Sequence[Any], comm: Comm) -> None:
 
 
 def stand_in(name: str, signature: Signature) -> Operation:
-    """What a rank that has joined runs in place of an operation of that signature: zeros."""
+    """Return what a rank that has joined runs in place of an operation of a signature: zeros."""
     if signature.kind == "barrier":
         return Barrier(name)
     zeros = [

@@ -22,7 +22,7 @@ from hsgd.optim import (
 )
 from hsgd.optim.gossip.gossip_turns import Turns
 from hsgd.optim.gossip.pair_averaging import Averaged
-from hsgd.optim.triggers.weight_drift import Change
+from hsgd.optim.triggers.weight_change import Change
 from torch import Tensor
 
 __all__: list[str] = []

@@ -30,8 +30,7 @@ from hsgd.optim.notified_tree.tree_plan import (
     spread_parent,
     teams_of,
 )
-from hsgd.optim.notified_tree.tree_update import Updater
-from hsgd.torch.strategies.notified_tree_strategy import notified_tree
+from hsgd.optim.notified_tree.tree_updater import Updater
 from ranks import Ranks, Seat, meeting_point
 from torch import Tensor, nn
 
@@ -656,37 +655,6 @@ def test_every_layer_has_one_root_and_trees_that_fit_together(count: int) -> Non
             assert all(team_of[child].spread_from == rank for child in team_of[rank].spread_to)
         assert sum(len(team_of[rank].gather_from) for rank in leaders) == count - 1
         assert sum(len(team_of[rank].spread_to) for rank in leaders) == count - 1
-
-
-def use_as_a_strategy(seat: Seat, path: str) -> list[str]:
-    comm = seat.comm(path, 1)
-    net, lines = mlp(), []
-    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    named = list(net.named_parameters())
-    refused: list[dict[str, Any]] = [
-        {},
-        {"model": net, "op": "sum"},
-        {"model": net, "backward_passes_per_step": 2},
-        {"model": net, "compression": "fp16"},
-        {"model": mlp(), "named_parameters": named},
-    ]
-    for options in refused:
-        with pytest.raises(ValueError, match="strategy=") as caught:
-            notified_tree(sgd, comm, **options)
-        lines.append(str(caught.value))
-    more = {"named_parameters": named, "backward_passes_per_step": 1, "num_groups": 0}
-    tree = notified_tree(sgd, comm, model=net, **more)
-    lines.append(type(tree).__name__)
-    tree.close()
-    return lines
-
-
-def test_it_is_a_strategy_that_says_what_it_cannot_do(pools: Callable[[int], Ranks]) -> None:
-    wanted = ("needs model=", "averages; op is 'sum'", "use no_sync()", "compression='fp16'")
-    wanted += ('"0.weight" is not one of model\'s', "NotifiedTree")
-    (lines,) = pools(1).run(use_as_a_strategy, meeting_point())
-    for line, part in zip(lines, wanted, strict=True):
-        assert part in line and "\n" not in line
 
 
 def end_without_closing(seat: Seat, path: str, size: int) -> Any:

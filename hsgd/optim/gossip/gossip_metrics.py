@@ -5,11 +5,9 @@ Owns the names of the figures. Never measures.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["GossipMetrics", "Scores", "warn_of_lost"]
+__all__ = ["GossipMetrics", "Scores"]
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,3 @@ class Scores:
     average: float
     mean_model: float
     """Of the model whose weights are the mean over ranks."""
-
-
-def warn_of_lost(lost: Mapping[int, str], told: frozenset[int]) -> frozenset[int]:
-    """Warn of each rank that was lost, and why, but of those `told` before and of those that have
-    closed; local. Returns all of them.
-    """
-    for rank, why in lost.items():
-        if rank not in told and not why.endswith("closed"):
-            warnings.warn(f"Gossip goes on without rank {rank}: {why}", stacklevel=5)
-    return frozenset(lost)

@@ -17,13 +17,14 @@ from torch.optim.optimizer import Optimizer
 
 import torch
 from hsgd import _native
-from hsgd.optim.large_batch.lars import suits_the_kernel
+from hsgd.optim.large_batch.lars import LARS, native_rule, suits_the_kernel
 from hsgd.optim.notified_tree.tree_parts import Stretch
 from torch import Tensor, nn
 
 __all__ = ["KernelOperands", "Options", "Updater", "updates_elements"]
 
 Options = list[dict[str, Any]]  # of each group, without its parameters
+_PLAIN_SGD = {**LARS.OPTIONS, "adapt": "never", "lr_in_momentum": False}
 
 
 @dataclass
@@ -62,14 +63,15 @@ class Updater:
         self.share_state()
 
     def share_state(self) -> None:
-        """State has one dictionary per parameter, known by both its names."""
+        """Give each parameter one dictionary of state, known by both its names."""
         self._twin.state.clear()
         for parameter, shadow in self._shadows.items():
             self._twin.state[shadow] = self._optimizer.state[parameter]
 
     def snapshot(self) -> Options:
-        """The options as they are now. Raises ValueError for what stretches cannot be updated
-        with.
+        """Return the options as they are now.
+
+        Raises ValueError for what stretches cannot be updated with.
         """
         if self._cut and not updates_elements(self._optimizer):
             raise ValueError(
@@ -82,7 +84,7 @@ class Updater:
         ]
 
     def rules(self, options: Options) -> list[_native.LarsRule] | None:
-        """What the kernel needs to know of each group; None: it cannot do what the optimizer
+        """Return what the kernel needs to know of each group; None: it cannot do what the optimizer
         does.
         """
         known = self._rules
@@ -92,13 +94,13 @@ class Updater:
         return known[1]
 
     def keep(self, part: int, places: KernelOperands) -> None:
-        """Somebody goes by these places for a part, no longer by those before: what they point to
+        """Keep what these places of a part point to, in place of those before: what they point to
         stays in memory until forget().
         """
         self._kept[part] = places.momenta
 
     def is_steady(self) -> bool:
-        """Whether all momenta that are kept are still those of the optimizer."""
+        """Return whether all momenta that are kept are still those of the optimizer."""
         state = self._optimizer.state
         return all(
             state.get(parameter, {}).get("momentum_buffer") is buffer
@@ -107,14 +109,15 @@ class Updater:
         )
 
     def forget(self) -> None:
-        """Nobody goes by any places any more."""
+        """Keep nothing: nobody goes by any places any more."""
         self._kept.clear()
 
     def update(
         self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
     ) -> KernelOperands | None:
-        """One step on these stretches, from their gradients; None: there is none. Returns where the
-        kernel finds them next time, if it can do without this method.
+        """Make one step on these stretches, from their gradients; None: there is none.
+
+        Returns where the kernel finds them next time, if it can do without this method.
         """
         places = self._update_natively(stretches, options)
         if places is not None:
@@ -179,7 +182,7 @@ class Updater:
 
 
 def updates_elements(optimizer: Optimizer) -> bool:
-    """Whether the kernel updates any stretch of a parameter as the optimizer would."""
+    """Return whether the kernel updates any stretch of a parameter as the optimizer would."""
     groups = optimizer.param_groups
     return _rules(optimizer, groups) is not None
 
@@ -190,22 +193,7 @@ def _rules(optimizer: Optimizer, options: Options) -> list[_native.LarsRule] | N
         return None
     if any(group["dampening"] or group["maximize"] for group in options):
         return None
-    return [
-        _native.LarsRule(
-            lr=float(group["lr"]),
-            momentum=group["momentum"],
-            weight_decay=group["weight_decay"],
-            trust_coefficient=0.0,
-            eps=0.0,
-            adapt=False,
-            norm_of=0,
-            lr_in_momentum=False,
-            clip=False,
-            plain_at_zero=False,
-            nesterov=group["nesterov"],
-        )
-        for group in options
-    ]
+    return [native_rule({**_PLAIN_SGD, **group}, excluded=False) for group in options]
 
 
 def _twin(optimizer: Optimizer) -> Optimizer:

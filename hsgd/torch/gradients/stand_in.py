@@ -57,7 +57,7 @@ def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
 
 
 def tells_of_join(error: HsgdError) -> bool:
-    """Whether a collective failed only because ranks have joined."""
+    """Return whether a collective failed only because ranks have joined."""
     return isinstance(error, SignatureMismatch) and _JOINED in error.names
 
 
@@ -122,7 +122,7 @@ class StandIn:
 def standing_in(
     optimizers: Sequence[Callable[[], None]], failed: Callable[[str], None]
 ) -> Iterator[None]:
-    """A context in which each of these, a StandIn, runs in a thread of its own; they have ended
+    """Run each of these, a StandIn, in a thread of its own within the block; they have ended
     when it is left without an error. failed: told why, when one of them fails; what it raised is
     then raised in place of what the context raises.
     """

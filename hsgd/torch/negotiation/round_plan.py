@@ -36,11 +36,11 @@ class RoundPlan:
         """Whether operations wait for some rank after this round."""
 
     def signature(self, name: str) -> Signature:
-        """That of the first rank which submitted the operation."""
+        """Return that of the first rank which submitted the operation."""
         return next(table[name] for table in self._tables if name in table)
 
     def error(self, name: str) -> str | None:
-        """Why an operation that is ready fails on all ranks; None if it does not."""
+        """Return why an operation that is ready fails on all ranks; None if it does not."""
         first = self.signature(name)
         for table in self._tables:
             if name in table and (words := first.mismatch(table[name])) is not None:
@@ -57,7 +57,7 @@ class RoundPlan:
         return None
 
     def batches(self) -> Iterator[list[str]]:
-        """Ready names in order; neighbours that may travel together are in one list."""
+        """Return ready names in order; neighbours that may travel together are in one list."""
         batch: list[str] = []
         shared: tuple[object, ...] | None = None
         for name in self.ready:

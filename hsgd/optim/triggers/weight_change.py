@@ -58,7 +58,7 @@ class Change:
         self._norm = self._norm_of_last(parts)
 
     def measure(self, params: Sequence[Tensor]) -> float:
-        """The relative change since remember(); 0 when there was none."""
+        """Return the relative change since remember(); 0 when there was none."""
         parts = self._look_at(params)
         if not self._last:
             self.remember(params)
@@ -73,7 +73,7 @@ class Change:
         return math.sqrt(total) / self._norm if self._norm > 0 else math.inf if total else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The copies."""
+        """Return the copies."""
         return {"last": [block.clone() for block in self._last]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

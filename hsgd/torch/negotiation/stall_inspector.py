@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
-from hsgd.torch.negotiation.plan import JOIN
+from hsgd.torch.negotiation.round_plan import JOIN
 from hsgd.torch.settings import HorovodSettings
 
 __all__ = ["Open", "StallInspector", "ages", "describe", "missing"]
@@ -29,8 +29,10 @@ Open = dict[tuple[int, str], float]
 def missing(
     tables: Sequence[Open], members: Callable[[int], Sequence[int]], least_s: float
 ) -> dict[tuple[int, str], list[int]]:
-    """Operations that a rank has had open for `least_s`, and the ranks of their process set that
-    have not submitted them; local. Ranks that have joined are not missed.
+    """Return operations that a rank has had open for `least_s`, and the ranks of their process set
+    that have not submitted them; local.
+
+    Ranks that have joined are not missed.
     """
     found: dict[tuple[int, str], list[int]] = {}
     for table in tables:
@@ -48,7 +50,7 @@ def missing(
 
 
 def describe(found: dict[tuple[int, str], list[int]], least_s: float) -> str:
-    """The report, one line for each group of missing ranks."""
+    """Return the report, one line for each group of missing ranks."""
     by_ranks: dict[tuple[int, ...], list[str]] = {}
     for (_, name), ranks in found.items():
         by_ranks.setdefault(tuple(ranks), []).append(name)
@@ -124,6 +126,6 @@ class StallInspector:
 
 
 def ages(pending: Sequence[tuple[str, float]], process_set: int) -> Open:
-    """What a coordinator has pending, as one part of Open; local."""
+    """Return what a coordinator has pending, as one part of Open; local."""
     now = time.monotonic()
     return {(process_set, name): now - since for name, since in pending}
