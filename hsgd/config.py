@@ -149,7 +149,7 @@ class Config:
     )
     """Which share of the parameters is compared between ranks in each step.
 
-    "share" compares a part of them, so that all are compared within 256 steps; "0" nothing; "1"
+    "share" compares a part of them, so that all are compared within 520 steps; "0" nothing; "1"
     all.
     """
     min_bytes: int = _variable(  # type: ignore[assignment]
