@@ -1,4 +1,5 @@
-// GB/s of the kernels of hsgd/csrc/core/kernels, beside memcpy and a naive loop over the same streams.
+// GB/s of the kernels of hsgd/csrc/core/kernels, beside memcpy and a naive loop over the same
+// streams.
 //
 // Build by hand, with the four reduce*.o of the library: g++ -std=c++17 -O3 -march=native
 // -ffp-contract=off -Ihsgd/csrc -Ihsgd/csrc/include tests/native/kernels/bench_reduce.cpp

@@ -1,5 +1,5 @@
-// Tests of hsgd/csrc/core/kernels/reduce*: every kernel of every instruction set of this machine against a
-// scalar reference that shares no code with them, bit for bit.
+// Tests of hsgd/csrc/core/kernels/reduce*: every kernel of every instruction set of this machine
+// against a scalar reference that shares no code with them, bit for bit.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
