@@ -104,15 +104,11 @@ def _load_native() -> Any:
     from pathlib import Path
 
     try:
-        native = importlib.import_module("hsgd._native")
+        importlib.import_module("hsgd.tools.status.dump")  # now: after a loss no disk may answer
+        return importlib.import_module("hsgd._native")
     except ModuleNotFoundError as error:
         if error.name != "hsgd._native":
             raise
-    else:
-        from hsgd.tools.status import dump  # load it now: after a loss no disk may answer
-
-        errors.observers.append(dump.after)
-        return native
     folder = Path(__file__).parent
     remedy = (
         "install hsgd again: pip install --force-reinstall --no-deps --no-cache-dir SOURCES, or a "
@@ -128,6 +124,16 @@ def _load_native() -> Any:
         name="hsgd._native",
         path=str(folder),
     )
+
+
+def _report(error: HsgdError) -> None:
+    """Show the user what the ranks of this node do when a collective has lost a rank."""
+    from hsgd.tools.status import dump
+
+    dump.after(error)
+
+
+errors.observers.append(_report)
 
 
 def __dir__() -> list[str]:

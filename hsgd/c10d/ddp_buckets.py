@@ -13,7 +13,7 @@ from typing import Any
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import torch
-from hsgd._native import LEAST_BUCKET_BYTES  # for smaller ones agreement costs more than staging
+from hsgd import _native
 from hsgd.comm.communicator import Comm
 from hsgd.errors import SharedMemoryError
 from torch import Tensor
@@ -46,7 +46,8 @@ class SharedBuckets:
         """Return whether to call move() first, equal on ranks that reduce equal shapes; local."""
         if self._closed or tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             return False
-        return tensor.numel() * tensor.element_size() >= LEAST_BUCKET_BYTES
+        # For smaller ones the agreement costs more than staging.
+        return tensor.numel() * tensor.element_size() >= _native.LEAST_BUCKET_BYTES
 
     def move(self, tensor: Tensor, is_bucket: bool) -> None:
         """Move a bucket seen for the second time, if all ranks agree; collective, blocking.
