@@ -1,4 +1,4 @@
-"""Folders of images, one for each class: which they are, and what in them is no image."""
+"""ClassFolders: folders of images, one for each class, and the other files in them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".
 
 @dataclass
 class ClassFolders:
-    """The class folders of a folder. names: of the classes, sorted; a label is a place in them.
-    images: with their labels, in the order of their paths. left_out: by path, why something is no
-    image.
+    """The class folders in a folder.
+
+    Attributes:
+        names: of the classes, sorted; a label is an index into them.
+        images: images and labels, sorted by path.
+        left_out: path -> reason why it is not an image.
     """
 
     path: Path

@@ -1,3 +1,3 @@
-"""Which rank reads which samples, and in which order; arithmetic only."""
+"""Which rank reads which samples, and in which order; only arithmetic."""
 
 __all__: list[str] = []
