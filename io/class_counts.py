@@ -21,17 +21,11 @@ _ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """The classes of one field.
+    """The classes of one field."""
 
-    Attributes:
-        names: by label.
-        samples: of each class; None if not counted: behind a URL, or too many.
-        nameless: samples whose label has no name.
-    """
-
-    names: list[str]
-    samples: list[int] | None = None
-    nameless: int = 0
+    names: list[str]  # by label
+    samples: list[int] | None = None  # of each class; None if not counted: a URL, or too many
+    nameless: int = 0  # samples whose label has no name
 
 
 def class_counts(data: DataMap) -> dict[str, ClassCounts]:

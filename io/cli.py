@@ -301,7 +301,6 @@ def _send(
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Print each warning of the block as one line on stderr."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_, **__: print(

@@ -191,7 +191,6 @@ class EpochState:
             raise
 
     def _begin(self, epoch: int) -> None:
-        """Go to the start of an epoch."""
         self._take_epoch(epoch)
         self._cuts = ()
         self.follow(Progress())

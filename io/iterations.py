@@ -79,7 +79,6 @@ class Iterations:
             return not progress.ended and any(other is progress for _, other in self._running)
 
     def any_run(self) -> bool:
-        """Return whether an iteration has not ended."""
         return bool(self._running)
 
     def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:

@@ -186,10 +186,7 @@ class PartitionedLoader(Closing):
         self._cache = None if cache is None else self._open_cache(cache)
 
     def _agree(self, cut: Cut) -> None:
-        """Compare the settings of the order on all ranks; collective, or nothing without comm.
-
-        Raises SignatureMismatch if they differ.
-        """
+        """Compare the settings of the order on all ranks; collective; raises SignatureMismatch."""
         if self._comm is None:
             return
         from hsgd.comm.agree import agree
@@ -236,7 +233,7 @@ class PartitionedLoader(Closing):
 
     @property
     def steps_left(self) -> int:
-        """Steps of the next iteration, equal on all ranks; fewer than len() after a loaded state."""
+        """Steps of the next iteration, equal on all ranks; fewer than len() for a loaded state."""
         return len(self) if self._state.is_over else self._state.left(self._here.rank)[0].steps
 
     @property
@@ -295,10 +292,7 @@ class PartitionedLoader(Closing):
         return self._memory.slots(share, self._state.order().piece_samples)
 
     def close(self) -> None:
-        """End running iterations, and free the memory of batches that nobody holds; local.
-
-        The loader can be iterated again.
-        """
+        """End running iterations and free unused memory; local. The loader can be iterated again."""
         self._iterations.close()
 
     def set_epoch(self, epoch: int) -> None:

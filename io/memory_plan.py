@@ -31,7 +31,6 @@ class MemoryPlan:
 
     @property
     def pins_decoded(self) -> bool:
-        """True if decoded batches are page-locked."""
         return self.options.pin_memory or self.on_cuda
 
     @property
@@ -73,7 +72,6 @@ class MemoryPlan:
         return min(slots, limit // each)
 
     def new_ring(self, slots: int) -> BufferRing:
-        """Allocate the memory of the batches that are read."""
         return BufferRing(
             self.data.fields,
             self.batch_samples,

@@ -18,19 +18,13 @@ __all__ = ["BatchSource", "Filled"]
 
 @dataclass
 class Filled:
-    """A batch whose rows have arrived.
-
-    Attributes:
-        bad: rows that could not be read, with their errors.
-        segments: for windows: where segments begin in the batch, in consecutive parts.
-        samples: if the plan is `numbered`: numbers in the dataset, in consecutive parts.
-    """
+    """A batch whose rows have arrived; `segments` and `samples` are in consecutive parts."""
 
     memory: Any  # from which its source makes arrays; None for an empty batch
     count: int
-    bad: list[tuple[IntArray, DataError]] = field(default_factory=list)
-    segments: list[Starts] = field(default_factory=list)
-    samples: list[IntArray] = field(default_factory=list)
+    bad: list[tuple[IntArray, DataError]] = field(default_factory=list)  # unreadable rows
+    segments: list[Starts] = field(default_factory=list)  # their starts, for windows
+    samples: list[IntArray] = field(default_factory=list)  # numbers, if `numbered`
 
 
 class BatchSource(ABC):

@@ -135,11 +135,9 @@ class BufferRing:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots."""
         return sum(arena.nbytes for arena in self._arenas)
 
     def can_grow(self) -> bool:
-        """Return whether one more slot stays within the limit."""
         return self._limit is None or self.nbytes + self.slot_bytes <= self._limit
 
     def grow(self, slots: int) -> None:
@@ -199,7 +197,6 @@ class BufferRing:
             return slot
 
     def has_free(self) -> bool:
-        """Return whether take() would not wait."""
         return not self._free.empty()
 
     def give_back(self, slot: Slot) -> None:
@@ -221,7 +218,7 @@ class BufferRing:
             self._free.put(slot)
 
     def arrays(self, slot: Slot, count: int) -> dict[str, Block]:
-        """Return arrays of the first `count` samples of a slot, which is free when they are gone."""
+        """Return arrays of a slot's first `count` samples; it is free once they are gone."""
         if self._pin:
             lease = self._lend_block(slot)
         else:
@@ -230,7 +227,6 @@ class BufferRing:
         return {spec.name: self._array(spec, lease, count) for spec in self._specs}
 
     def empty(self) -> dict[str, Block]:
-        """Return a batch without samples."""
         found: dict[str, Block] = {}
         for spec in self._specs:
             values = np.empty((0, *spec.shape), spec.dtype)

@@ -37,11 +37,7 @@ def in_own_thread() -> bool:
 
 
 class DecodeStage(BatchSource):
-    """Source of batches that decodes what a Filler reads, a few batches ahead of the loop.
-
-    `ring` is the memory of decoded batches, `decoders` are by field; `seed` and `epoch` are those
-    of the order, for random choices.
-    """
+    """Source of batches that decodes what a Filler reads, a few batches ahead of the loop."""
 
     def __init__(
         self,

@@ -43,7 +43,6 @@ class DeviceTransfer:
 
     @property
     def is_cuda(self) -> bool:
-        """True for a CUDA device."""
         return self.device.type == "cuda"
 
     def __getstate__(self) -> dict[str, Any]:

@@ -58,7 +58,6 @@ class _Work:
     unfinished: int
 
     def has_reads(self) -> bool:
-        """Return whether there are reads that no thread has taken."""
         return self.reads.batch.has_work() or bool(self.reads.slow)
 
 
@@ -204,7 +203,6 @@ class Filler(BatchSource):
         self._ring.wake()
 
     def _run(self, number: int, stats: ReadStats) -> None:
-        """Run a thread: read planned pieces, or plan."""
         try:
             nbytes = self._scheduler.staging_bytes
             what = "its largest chunk or checksum block"
@@ -253,10 +251,7 @@ class Filler(BatchSource):
                         self._changed.notify_all()
 
     def _plan_next(self) -> bool:
-        """Turn the next piece into reads; return True if another thread may already plan.
-
-        Only one thread at a time is here.
-        """
+        """Turn the next piece into reads, in one thread at a time; True if another may plan."""
         piece = next(self._pieces, None)
         if piece is None:
             self._finish_plan()
@@ -327,7 +322,6 @@ class Filler(BatchSource):
     def _help(
         self, work: _Work, reader: RowReader, staging: row_copies.Staging, stats: ReadStats
     ) -> None:
-        """Do reads of a piece until no untaken one is left."""
         batch = work.reads.batch
         if batch.has_work():
             began = time.perf_counter()
@@ -348,7 +342,7 @@ class Filler(BatchSource):
     def _examine(
         self, reads: PieceReads, staging: row_copies.Staging, stats: ReadStats
     ) -> list[tuple[IntArray, DataError]]:
-        """Count what was read and return failures; repeat refused direct reads by the page cache."""
+        """Count what was read and return failures; repeat refused direct reads without O_DIRECT."""
         tasks = reads.batch.tasks
         refused = np.flatnonzero((tasks["status"] == errno.EINVAL) & (tasks["alignment"] > 1))
         if len(refused):

@@ -62,7 +62,6 @@ class ImageDecoder:
             )
 
     def spec(self, name: str) -> FieldSpec:
-        """Return the field of decoded images in a batch."""
         return FieldSpec(name, (3, self.size, self.size), np.dtype(np.uint8))
 
     def memory_spec(self, name: str) -> FieldSpec:
@@ -81,10 +80,7 @@ class ImageDecoder:
     def decode(
         self, data: NDArray[np.uint8], draws: NDArray[np.float64], to: NDArray[np.uint8]
     ) -> None:
-        """Decode an image into `to`, of memory_spec(); thread-safe, without the GIL.
-
-        Raises UnreadableImage.
-        """
+        """Decode an image into `to`, of memory_spec(), without the GIL; raises UnreadableImage."""
         if len(data) > 2 and data[:2].tobytes() == _JPEG:
             found = self._decode_jpeg(data, draws)
             if found is not None:
@@ -97,10 +93,7 @@ class ImageDecoder:
     def _decode_jpeg(
         self, data: NDArray[np.uint8], draws: NDArray[np.float64]
     ) -> tuple[NDArray[np.uint8], tuple[float, float, float, float]] | None:
-        """Return as few pixels as the used part needs, and the part in them.
-
-        Returns None if simplejpeg cannot decode the data.
-        """
+        """Return the pixels that the used part needs, and the part; None if simplejpeg fails."""
         simplejpeg = _simplejpeg()
         try:
             height, width, *_ = simplejpeg.decode_jpeg_header(data)

@@ -65,10 +65,7 @@ class IterationSettings:
 
 
 class Iteration(Iterator[Any]):
-    """Iterator over the batches of `source`, which it closes at the end of the loop.
-
-    `finished` is called once, in the process of the threads, when they have ended.
-    """
+    """Iterator over the batches of `source`; calls `finished` once its threads have ended."""
 
     def __init__(
         self,
@@ -130,16 +127,12 @@ class Iteration(Iterator[Any]):
         return batch
 
     def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:
-        """Replace this iteration by that of `anew`, called when the first batch is requested.
-
-        Does nothing if the loop got a batch already, or the iteration was closed.
-        """
+        """Replace this iteration by that of `anew`, unless it gave a batch or was closed."""
         if not self._ended and not self.progress.has_begun:
             self.close()
             self._anew = anew
 
     def close(self) -> None:
-        """End the iteration and its reading threads."""
         if self._anew is not None and self._other is None:
             self._other = iter(())
         if isinstance(self._other, Iteration):
@@ -149,10 +142,7 @@ class Iteration(Iterator[Any]):
         self._stop()
 
     def _finish(self) -> None:
-        """Count steps left out at the end, and end the threads, which then report the counts.
-
-        Warns in one line of what this rank could not read.
-        """
+        """Count steps left out at the end, and end the threads; warn of what could not be read."""
         self.progress.skipped += self._left_out
         self._left_out = 0
         self.progress.ended |= self._at_end
@@ -238,7 +228,6 @@ class Iteration(Iterator[Any]):
 
 
 def _as_tensors(arrays: dict[str, Block]) -> Batch:
-    """Return torch tensors over the same memory."""
     return {
         name: Ragged(tensor_of(block.values), tensor_of(block.offsets))
         if isinstance(block, Ragged)

@@ -55,10 +55,7 @@ def check_mappable(data: DataMap, shuffle: str, on_error: str) -> None:
 
 
 class MappedBatches(BatchSource):
-    """The batches of a plan in the order of the files, made in the calling thread.
-
-    Bytes count in `stats` when they are delivered.
-    """
+    """The batches of a plan in the order of the files, made in the calling thread."""
 
     def __init__(self, plan: ReadPlan) -> None:
         self.stats = [ReadStats()]
@@ -104,10 +101,7 @@ class MappedBatches(BatchSource):
         return True
 
     def _gather(self, count: int) -> dict[str, NDArray[np.generic]]:
-        """Return the next rows, a copy if they lie in several slabs.
-
-        Raises DataError after it has passed over them.
-        """
+        """Return the next rows, copied if in several slabs; skip them if DataError is raised."""
         parts, failure, wanted = [], None, count
         while wanted:
             if self._next == self._end:
@@ -155,7 +149,6 @@ class MappedBatches(BatchSource):
     def _mapped(
         self, descriptor: int, slab: SlabMap, spec: FieldSpec, row: int, rows: int
     ) -> NDArray[np.generic]:
-        """Return rows of a field as a view of the file."""
         shape = (rows, *spec.shape)
         if not spec.row_bytes:
             return np.empty(shape, spec.dtype)
@@ -167,7 +160,7 @@ class MappedBatches(BatchSource):
         return found
 
     def _run_ahead(self, most: int) -> tuple[int, int, int]:
-        """Return slab, row in it, and how many consecutive rows of the stream follow, at most `most`."""
+        """Return slab, row in it, and how many consecutive rows follow, at most `most`."""
         start, count = self._ranges[0]
         start %= self._plan.data.num_samples
         number = bisect_right(self._stops, start)

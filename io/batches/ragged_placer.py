@@ -23,19 +23,12 @@ _ITEM = 8  # bytes of an offset
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """Places of the ragged rows of a piece.
+    """Places of the ragged rows of a piece."""
 
-    Attributes:
-        starts: first byte of each range, counted in its slab.
-        addresses: of each row.
-        sizes: of each row, in bytes.
-        failed: range -> error, if its offsets cannot be read.
-    """
-
-    starts: IntArray
-    addresses: Addresses
-    sizes: IntArray
-    failed: dict[int, DataError]
+    starts: IntArray  # first byte of each range, counted in its slab
+    addresses: Addresses  # of each row
+    sizes: IntArray  # of each row, in bytes
+    failed: dict[int, DataError]  # by range, if its offsets cannot be read
 
 
 class RaggedPlacer:

@@ -37,24 +37,16 @@ _FEW = 8  # 1 of 8 rows is few
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What one rank reads in one iteration; holds no open files.
+    """What one rank reads in one iteration; holds no open files."""
 
-    Attributes:
-        source: dataset and rank, for messages.
-        ranges: positions of the stream, in the order of this rank.
-        block_samples: the most rows that one task reads.
-        direct: read past the page cache.
-        verify: check the checksums; blocks are then read whole.
-    """
-
-    source: str
+    source: str  # dataset and rank, for messages
     data: DataMap
     share: Share
     order: EpochOrder
-    ranges: tuple[Range, ...]
-    block_samples: int
-    direct: bool
-    verify: bool
+    ranges: tuple[Range, ...]  # positions of the stream, in the order of this rank
+    block_samples: int  # the most rows that one task reads
+    direct: bool  # read past the page cache
+    verify: bool  # check the checksums; blocks are then read whole
     cache: NodeCache | None = None  # slabs in memory
     numbered: bool = False  # batches have the numbers of their samples
 
@@ -81,71 +73,47 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class SlowRead:
-    """Ranges of one slab and field that libhsgd_io cannot read.
-
-    Attributes:
-        starts: samples, counted in the slab.
-        places: in the piece, -1 for samples that are not needed.
-        firsts: for a ragged field: the first element of each range.
-        sizes: for a ragged field: the bytes of each sample.
-    """
+    """Ranges of one slab and field that libhsgd_io cannot read."""
 
     name: str
     slab: int
-    starts: IntArray
+    starts: IntArray  # samples, counted in the slab
     counts: IntArray
     addresses: Addresses
-    places: IntArray
-    firsts: IntArray | None = None
-    sizes: IntArray | None = None
+    places: IntArray  # in the piece, -1 for samples that are not needed
+    firsts: IntArray | None = None  # for a ragged field: first element of each range
+    sizes: IntArray | None = None  # for a ragged field: bytes of each sample
 
 
 @dataclass(frozen=True)
 class _Portions:
-    """The ranges of a piece, grouped in portions: consecutive ranges of one slab for one task.
+    """The ranges of a piece in portions: consecutive ranges of one slab, up to a block of rows."""
 
-    A portion has at most a block of rows.
-
-    Attributes:
-        slabs: of each range; likewise starts (samples, counted in the slab) and counts.
-        edges: first range of each portion, and the end; row_edges: likewise for rows.
-        slab_of: of each portion.
-    """
-
-    slabs: IntArray
-    starts: IntArray
-    counts: IntArray
-    edges: IntArray
-    row_edges: IntArray
-    slab_of: IntArray
+    slabs: IntArray  # of each range
+    starts: IntArray  # of each range: samples, counted in the slab
+    counts: IntArray  # of each range
+    edges: IntArray  # first range of each portion, and the end
+    row_edges: IntArray  # first row of each portion, and the end
+    slab_of: IntArray  # of each portion
 
     def rows(self, number: int) -> slice:
-        """Return the rows of a portion in the piece."""
         return slice(*self.row_edges[number : number + 2].tolist())
 
 
 @dataclass(frozen=True)
 class PieceReads:
-    """All reads of one piece.
-
-    Attributes:
-        slabs: acquired in SlabFiles, to be released.
-        failed: places of the piece that cannot be read, and why.
-        places: of the piece.
-        portion_of: of each task.
-        reads_slowly: the reads by Python take time.
-    """
+    """All reads of one piece."""
 
     data: DataMap
     batch: TaskBatch
     slow: deque[SlowRead]
-    slabs: list[int]
+    slabs: list[int]  # acquired in SlabFiles, to be released
     nbytes: int
-    failed: list[tuple[IntArray, DataError]]
-    places: IntArray
+    failed: list[tuple[IntArray, DataError]]  # places of the piece that cannot be read
+    places: IntArray  # of the piece
     portions: _Portions
-    portion_of: IntArray
-    reads_slowly: bool
+    portion_of: IntArray  # of each task
+    reads_slowly: bool  # the reads by Python take time
 
     def explain(self, number: int) -> tuple[IntArray, DataError]:
         """Return places and error of a task that failed."""
@@ -201,11 +169,7 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
 
 
 class Scheduler:
-    """Planner of the reads of pieces.
-
-    `field_offsets` says where the rows of a field begin in a batch; `stats` counts what planning
-    itself reads.
-    """
+    """Planner of the reads of pieces; `stats` counts what planning itself reads."""
 
     def __init__(
         self,
@@ -269,14 +233,10 @@ class Scheduler:
             ]
 
     def close(self) -> None:
-        """Close the files opened for offsets."""
         self._reader.close()
 
     def reads(self, piece: StreamPiece, skip: int, bases: Addresses) -> PieceReads:
-        """Plan the reads of a piece; `bases` are the addresses of its batches.
-
-        The first batch had `skip` samples before.
-        """
+        """Plan the reads of a piece for batches at `bases`; the first had `skip` samples before."""
         if self._plan.verify:
             piece = self._whole_blocks(piece)
         portions = self._portions(piece)
@@ -350,7 +310,7 @@ class Scheduler:
         placed: Mapping[int, PlacedRows],
         opened: Mapping[int, tuple[int, int]],
     ) -> tuple[NDArray[Any], IntArray]:
-        """Return by portion and field the task and the bytes that it reads; offset -1: no task."""
+        """Return, by portion and field, task and bytes to read; offset -1 is not a task."""
         slab_of, edges, row_edges = portions.slab_of, portions.edges, portions.row_edges
         tasks = np.zeros((len(slab_of), len(self._fields)), TASK)
         tasks["offset"] = self._offsets[slab_of]
@@ -386,7 +346,6 @@ class Scheduler:
         placed: Mapping[int, PlacedRows],
         wanted: NDArray[np.bool_],
     ) -> Iterator[SlowRead]:
-        """Yield the reads of `wanted` portions and fields."""
         for number, column in np.argwhere(wanted).tolist():
             spec, rows = self._fields[column], portions.rows(number)
             ranges = slice(*portions.edges[number : number + 2].tolist())
@@ -457,10 +416,7 @@ class Scheduler:
         return found
 
     def _reads_slowly(self, portions: _Portions, missed: NDArray[np.bool_]) -> bool:
-        """Return whether Python's reads, `missed` by portion and field, take time.
-
-        A few windows that lie in two local files take none.
-        """
+        """Return whether Python's reads, `missed`, take time; a few windows across files do not."""
         if self._is_remote or (missed & ~self._gathered[portions.slab_of]).any():
             return bool(missed.any())
         rows = np.diff(portions.row_edges)[:, None]

@@ -82,7 +82,6 @@ class SegmentFinder:
         self._near = max(1, _NEAR_BYTES // (element_bytes * windows.length))  # in windows
 
     def close(self) -> None:
-        """Close what was opened for offsets."""
         self._reader.close()
 
     def find(
@@ -129,7 +128,7 @@ class SegmentFinder:
     def _placed(
         self, places: IntArray, owners: IntArray, inside: IntArray, skip: int
     ) -> tuple[Starts, IntArray]:
-        """Return the starts of all segments in the order of `places`, and the index of each window's.
+        """Return the starts of segments in the order of `places`, and where each window's begin.
 
         Starts count from the first element of each batch. For each document that begins after the
         first element of a window, `owners` has the number of this window, ascending, and `inside`

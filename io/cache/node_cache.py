@@ -33,17 +33,11 @@ _OFFSET_BYTES = 8  # int64
 
 @dataclass
 class CacheStats:
-    """Counters of a NodeCache over all epochs.
+    """Counters of a NodeCache over all epochs."""
 
-    Attributes:
-        cached_slabs: slabs that the node holds now.
-        cache_bytes: bytes that this rank read from files for the cache.
-        exchanged_bytes: bytes that this rank got from other nodes for it.
-    """
-
-    cached_slabs: int = 0
-    cache_bytes: int = 0
-    exchanged_bytes: int = 0
+    cached_slabs: int = 0  # held by the node now
+    cache_bytes: int = 0  # read from files by this rank
+    exchanged_bytes: int = 0  # got by this rank from other nodes
 
 
 class NodeCache:
@@ -92,7 +86,6 @@ class NodeCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots of the node."""
         return len(self._contents[self._node]) * self._slot_bytes
 
     def prepare(self, wanted: Sequence[Sequence[int]], *, busy: bool) -> None:
@@ -157,10 +150,7 @@ class NodeCache:
         return [(n, slab) for n, slab in enumerate(contents) if slab >= 0 and self._good[n]]
 
     def _owner(self, place: NodeSlot) -> int:
-        """Return the rank that fills a slot and sends its contents.
-
-        It is always the same rank, so the order of its own steps keeps the two apart.
-        """
+        """Return the one rank that fills a slot and sends its contents, so these never overlap."""
         ranks = self._nodes[place.node]
         return ranks[place.slot % len(ranks)]
 
@@ -185,7 +175,6 @@ class NodeCache:
         return transfer_slabs(self._comm, memory, transfers, self._owner)
 
     def _rows(self, number: int, slot: int, spec: FieldSpec) -> NDArray[Any]:
-        """Return the rows, or elements, of the slab in a slot."""
         rows = (
             _elements(self._data, number, spec) if spec.ragged else self._data.slabs[number].count
         )
@@ -199,7 +188,6 @@ class NodeCache:
         return self._memory[start : start + nbytes].view(np.int64)
 
     def _load(self, reader: RowReader, number: int, slot: int) -> bool:
-        """Read a slab into a slot; return False if that fails."""
         slab = self._data.slabs[number]
         for spec in self._specs:
             rows = self._rows(number, slot, spec)
@@ -217,7 +205,6 @@ class NodeCache:
         return True
 
     def _is_right(self, number: int, slot: int) -> bool:
-        """Return whether a slot's contents match the checksums of the slab."""
         return all(self._has_checksums(number, slot, spec) for spec in self._specs)
 
     def _has_checksums(self, number: int, slot: int, spec: FieldSpec) -> bool:
@@ -244,10 +231,7 @@ def _elements(data: DataMap, number: int, spec: FieldSpec) -> int:
 
 
 def _refill(held: Sequence[int], wanted: Sequence[int]) -> dict[int, int]:
-    """Return slot -> slab for the slabs of `wanted` that are missing, as many as fit.
-
-    Empty slots are filled first; slots with slabs in `wanted` stay.
-    """
+    """Return slot -> slab for missing slabs of `wanted`, as many as fit; empty slots first."""
     kept = wanted[: len(held)]
     present, needed = set(held), set(kept)
     missing = [slab for slab in kept if slab not in present]

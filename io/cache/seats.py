@@ -14,17 +14,11 @@ __all__ = ["Seats", "seats_of"]
 
 @dataclass(frozen=True)
 class Seats:
-    """The places of all ranks.
+    """The places of all ranks."""
 
-    Attributes:
-        nodes: node of each rank.
-        numbers: number of each rank, counted node by node.
-        local_size: ranks of every node; 1 if nodes have different numbers of ranks.
-    """
-
-    nodes: tuple[int, ...]
-    numbers: tuple[int, ...]
-    local_size: int
+    nodes: tuple[int, ...]  # of each rank
+    numbers: tuple[int, ...]  # of each rank, counted node by node
+    local_size: int  # ranks of every node; 1 if nodes have different numbers of ranks
 
     def part(self, rank: int, epoch: int) -> int:
         """Return the part of the stream that a rank reads if ranks take the parts in turn."""

@@ -20,10 +20,7 @@ _KINDS = "biufc"
 
 
 class ArraySource(Source):
-    """Arrays in memory, also Ragged ones; `fields` are the names to use, all by default.
-
-    Raises ValueError or TypeError for what cannot be a field.
-    """
+    """Arrays in memory, also Ragged ones; raises ValueError or TypeError for others."""
 
     def __init__(self, arrays: Mapping[str, Any], fields: Sequence[str] | None = None) -> None:
         unknown = [name for name in fields or () if name not in arrays]

@@ -16,18 +16,12 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".
 
 @dataclass
 class ClassFolders:
-    """The class folders in a folder.
-
-    Attributes:
-        names: of the classes, sorted; a label is an index into them.
-        images: images and labels, sorted by path.
-        left_out: path -> reason why it is not an image.
-    """
+    """The class folders in a folder."""
 
     path: Path
-    names: list[str] = field(default_factory=list)
-    images: list[tuple[Path, int]] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)  # sorted; a label is an index
+    images: list[tuple[Path, int]] = field(default_factory=list)  # and labels, sorted by path
+    left_out: dict[str, str] = field(default_factory=dict)  # path -> reason
 
     def __post_init__(self) -> None:
         """Raise DataError if there are no images, or if the folders are splits of a data set."""

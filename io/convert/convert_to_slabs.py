@@ -176,7 +176,6 @@ class _Part:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all fields."""
         return sum(self.field_bytes(spec) for spec in self.source.specs)
 
     def field_bytes(self, spec: FieldSpec) -> int:
@@ -233,8 +232,6 @@ class ConvertGroup(Protocol):
 
 
 class _Alone:
-    """The communicator of a conversion by one process."""
-
     rank, size = 0, 1
 
     def allgather(self, sendobj: Any) -> list[Any]:
@@ -258,10 +255,7 @@ def _staged_together(
 
 @contextmanager
 def _shared_errors(group: ConvertGroup) -> Iterator[None]:
-    """Raise an error of one rank on all, at the end of the block; collective.
-
-    The other ranks get the text of the first rank that failed.
-    """
+    """Raise an error on all ranks if the block fails on one; collective at the end of the block."""
     error: BaseException | None = None
     try:
         yield
@@ -284,10 +278,7 @@ def _convert_part(
     advance: Advance,
     group: ConvertGroup,
 ) -> None:
-    """Write one slab folder: each rank its slabs, rank 0 the index when all are complete.
-
-    `seed` is that of the permutation; None keeps the order.
-    """
+    """Write one slab folder: each rank its slabs, rank 0 the index when all are complete."""
     folder = staged.folder / part.name
     folder.mkdir(exist_ok=True)
     if group.allgather((folder / INDEX_NAME).exists())[0]:
@@ -324,11 +315,7 @@ def _convert_part(
 
 
 def _evenly(advance: Advance, total: int, passes: int, ranks: int) -> Advance:
-    """Return a function that converts bytes moved by all passes of a rank into bytes of the data.
-
-    It reports `total` at the end. The first pass reads the whole source, the second only the rank's
-    own slabs.
-    """
+    """Return a function that converts bytes moved in all passes of a rank to bytes of the data."""
     moved = total + (total // ranks if passes > 1 else 0)
     done = shown = 0
 

@@ -64,7 +64,6 @@ class GroupedSource(Source):
         ]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Yield samples from `start` on, opened one by one."""
         with open_hdf5(str(self._path)) as file:
             home = file[self._home or "/"]
             for row in range(start, self.num_samples, rows):
@@ -79,10 +78,7 @@ class GroupedSource(Source):
         return self._columns[spec.name].lengths
 
     def attributes(self) -> Attributes:
-        """Return the attributes of the file, and those that say how fields are packed.
-
-        Other attributes belong to single samples; they are left out.
-        """
+        """Return the attributes of the file and of packing, without those of single samples."""
         with examined(self._path) as file:
             first = self._place(self._names[0])
             places = {f"{first}/{name}": name for name in self._columns}
@@ -108,10 +104,7 @@ class GroupedSource(Source):
         choose: bool,
         unused: dict[str, str],
     ) -> dict[str, _Column]:
-        """Return a column for each field, made from its first dataset.
-
-        With `choose`, fields of another type are put into `unused` instead of raising DataError.
-        """
+        """Return a column per field; with `choose` put fields of other types into `unused`."""
         columns = {}
         for name in wanted:
             found = (hard_linked(file, f"{self._place(one)}/{name}") for one in groups.names)
@@ -192,7 +185,6 @@ class _Column:
         self.sizes.append(shape[0] if shape else 1)
 
     def spec(self) -> FieldSpec:
-        """Return the field; it is ragged if samples differ in length."""
         assert self._shape is not None
         dtype = self._dtype.newbyteorder("=")
         if len(set(self.sizes)) > 1:

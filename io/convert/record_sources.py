@@ -316,7 +316,6 @@ def _fixed_shape(kind: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _bytes_of(column: Any) -> Ragged:
-    """Return pyarrow's column of text or bytes as Ragged."""
     flat = column.cast("large_binary")
     _, offsets, data = flat.buffers()
     ends = np.frombuffer(offsets, np.int64)[flat.offset : flat.offset + len(flat) + 1]

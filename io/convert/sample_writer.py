@@ -73,7 +73,6 @@ class _Waiting:
             self._lengths.append(lengths)
 
     def block(self) -> Block:
-        """Return all samples, mapped."""
         self._file.flush()
         shape = (self._rows, *self.shape)
         mapped = bool(np.prod(shape))
@@ -152,10 +151,7 @@ class SampleWriter(Closing):
         self.write_batch(batch)
 
     def write_batch(self, batch: Mapping[str, Any]) -> None:
-        """Write several samples: arrays with samples along the first axis.
-
-        For a ragged field give a list of arrays or a Ragged.
-        """
+        """Write several samples: arrays, for ragged fields Ragged or lists of arrays."""
         if not self._remove.alive:
             raise ValueError(f"{self._target}: this writer is closed; make another")
         if self._failed:
@@ -243,10 +239,7 @@ class SampleWriter(Closing):
 
 
 def _folder_beside(target: Path) -> tuple[Path, int]:
-    """Make a hidden folder, and return it with a descriptor that holds its lock.
-
-    The kernel drops the lock when the process ends. Folders of dead writers are removed first.
-    """
+    """Make a hidden folder, with a lock on the returned descriptor; remove those of dead writers."""
     prefix = f".{target.name}.{platform.node()}."  # hosts may not see each other's locks
     for entry in target.parent.iterdir():
         if entry.name.startswith(prefix) and entry.name.endswith(_ENDING):
@@ -265,7 +258,6 @@ def _folder_beside(target: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder whose lock nobody holds."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # already removed, or another user's

@@ -45,22 +45,17 @@ _PERMUTE = 4  # purpose of the random stream (epoch_order.py uses 1, 2, 3 and 5)
 
 
 class Order:
-    """The order of rows in the slabs; with seed None that of the source.
-
-    `place_of` has the new place of each row, `source_at` the row at each place; both are None if
-    the order stays.
-    """
+    """The order of rows in the slabs; with seed None that of the source, without arrays."""
 
     def __init__(self, count: int, seed: int | None) -> None:
-        self.place_of: IntArray | None = None
-        self.source_at: IntArray | None = None
+        self.place_of: IntArray | None = None  # new place of each row
+        self.source_at: IntArray | None = None  # row at each place
         if seed is not None:
             self.source_at = permutation(count, seed, _PERMUTE)
             self.place_of = np.empty_like(self.source_at)
             self.place_of[self.source_at] = np.arange(count)
 
     def ends(self, lengths: IntArray) -> IntArray:
-        """Return where the elements of each row end, in the new order."""
         return offsets_of(lengths if self.source_at is None else lengths[self.source_at])
 
 
@@ -189,12 +184,10 @@ class Passes:
         return found
 
     def _bytes(self, spec: FieldSpec, rows: int) -> int:
-        """Return the bytes of the source's first `rows` rows."""
         count = int(self._lengths[spec.name][:rows].sum()) if spec.ragged else rows
         return count * spec.row_bytes
 
     def _block_rows(self, spec: FieldSpec) -> int:
-        """Return the rows of a block of about BLOCK_BYTES."""
         total = self._bytes(spec, self._source.num_samples)
         return max(1, BLOCK_BYTES * self._source.num_samples // max(1, total))
 
@@ -211,10 +204,7 @@ class Passes:
             self._unsaved_bytes += int(sizes[number])
 
     def _announce(self, number: int, sizes: IntArray) -> None:
-        """Record in the journal that slab `number` of the owned ones, and some more, get ordered.
-
-        Not needed while the journal has nothing of this field: all of it would be done again.
-        """
+        """Record which slabs will be ordered next, unless the journal has nothing of this field."""
         begun = self._saved.field == self._at.field and self._saved.row > 0
         if not begun and self._unsaved_bytes < _CHECKPOINT_BYTES:
             return

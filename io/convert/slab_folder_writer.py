@@ -60,21 +60,16 @@ _PACKERS = 4  # threads that compress
 
 @dataclass(frozen=True)
 class Column:
-    """One dataset of every slab.
-
-    Attributes:
-        bounds: slab k holds samples [bounds[k], bounds[k + 1]).
-        ends: where the elements of each sample end; None if a sample is one row.
-        extra: rows after the last sample of a slab.
-    """
+    """One dataset of every slab."""
 
     spec: FieldSpec
-    bounds: Sequence[int]
-    ends: IntArray | None = None
-    extra: int = 0
+    bounds: Sequence[int]  # slab k holds samples [bounds[k], bounds[k + 1])
+    ends: IntArray | None = (
+        None  # where elements of each sample end; None if a sample is one row
+    )
+    extra: int = 0  # rows after the last sample of a slab
 
     def rows(self, slab: int) -> int:
-        """Return the rows in a slab."""
         return int(self.cut(slab, self.bounds[slab + 1] - self.bounds[slab])[0, 1])
 
     def first(self, slab: int) -> int:
@@ -147,10 +142,7 @@ class SlabFolderWriter:
                 _reserve(self._path(slab))
 
     def write(self, slab: int, spec: FieldSpec, row: int, values: NDArray[Any]) -> None:
-        """Write rows of a field, in native byte order and contiguous, to row `row` of a slab.
-
-        For a ragged field these are elements.
-        """
+        """Write rows, or elements of a ragged field, to a slab; native byte order, contiguous."""
         self._write(slab, self._columns[_stored_name(spec)], row, values)
 
     def write_offsets(self, slab: int, spec: FieldSpec) -> None:
@@ -346,10 +338,7 @@ class SlabFolderWriter:
         return offsets
 
     def _chunk_rows(self, column: Column) -> int:
-        """Return the rows of a chunk: as many as a checksum covers; elements for ragged samples.
-
-        Returns 0 (no chunks) for offsets, which are read at any place.
-        """
+        """Return the rows, or elements, of a chunk; 0 for offsets, which have no chunks."""
         if column.ends is not None:
             return max(1, CHECKSUM_BYTES // _CHUNKS_PER_BLOCK // max(1, column.spec.row_bytes))
         return 0 if column.extra else self._checksum_rows

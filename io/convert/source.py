@@ -49,10 +49,7 @@ class Source(ABC):
 
     @abstractmethod
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Yield the rows of a field from `start` on, in blocks of at most `rows`.
-
-        Blocks of ragged fields are Ragged; a block is valid until the next one.
-        """
+        """Yield rows from `start` on in blocks of at most `rows`, each valid until the next."""
 
     def identity(self) -> str:
         """Return text that changes if the source does: by default a digest of its files."""

@@ -68,10 +68,7 @@ _ROWS = 1024  # ragged samples per block, while their size is unknown
 
 
 def lengths_of(source: Source) -> dict[str, IntArray]:
-    """Return the elements of every sample of each ragged field.
-
-    Reads these fields once if the source does not know the lengths.
-    """
+    """Return the elements of every sample by ragged field; reads fields of unknown lengths."""
     found = {}
     for spec in source.specs:
         if spec.ragged:
@@ -232,7 +229,6 @@ class NumpySource(Source):
                 yield block.astype(spec.dtype, copy=False)
 
     def _size(self, name: str) -> int:
-        """Return the bytes of a file, or of a member without compression."""
         path, member = self._files[name]
         if member is None:
             return path.stat().st_size

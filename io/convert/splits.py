@@ -26,10 +26,7 @@ def is_split(name: str) -> bool:
 
 
 def refuse_splits(folder: Path, files: Sequence[Path]) -> None:
-    """Raise DataError if file names begin with those of several splits: train.h5, test.h5.
-
-    train-00000.parquet and test-00000.parquet are refused, too.
-    """
+    """Raise DataError if file names begin with several splits: train.h5, test-00000.h5."""
     words = {file.name: _first_word(file) for file in files}
     if len(set(words.values())) > 1 and all(map(is_split, words.values())):
         shown = {word: name for name, word in reversed(words.items())}

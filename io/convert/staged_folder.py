@@ -39,21 +39,14 @@ _JOURNALS = "journal-*.json"
 
 @dataclass(frozen=True)
 class Position:
-    """The progress of one rank with its slabs of one part.
+    """The progress of one rank with its slabs of one part."""
 
-    Attributes:
-        field: number of fields that are done; `digests` has their digests.
-        row: rows of the current field that were appended to their slabs; `chain` is their digest.
-        ordered: slabs of this field that are in their final order.
-        touched: slabs from `ordered` up to this one may be ordered in part.
-    """
-
-    field: int = 0
-    digests: tuple[str, ...] = ()
-    row: int = 0
-    chain: str = ""
-    ordered: int = 0
-    touched: int = 0
+    field: int = 0  # number of fields that are done
+    digests: tuple[str, ...] = ()  # of these fields
+    row: int = 0  # rows of the current field that were appended to their slabs
+    chain: str = ""  # digest of these rows
+    ordered: int = 0  # slabs of this field that are in their final order
+    touched: int = 0  # slabs from `ordered` up to this one may be ordered in part
 
 
 class Journal:

@@ -75,7 +75,6 @@ class TextSource(Source):
             yield _text_of(line, f"{path}:{number}") if path.suffix == ".jsonl" else line
 
     def _lines(self) -> Iterator[tuple[Path, int, bytes]]:
-        """Yield all lines without their ends, with path and line number."""
         for path in self.files:
             with reading(path), open(path, "rb") as file:
                 for number, line in enumerate(file, 1):
@@ -85,10 +84,7 @@ class TextSource(Source):
 
 
 class TokenizedSource(Source):
-    """Another source, with the field tokens in place of its text.
-
-    `tokenizer` is as from load_tokenizer(); `name` changes if the tokenizer does.
-    """
+    """Another source, with the field tokens in place of its text; `name` identifies `tokenizer`."""
 
     def __init__(
         self, source: Source, tokenizer: Tokenizer, dtype: np.dtype[Any], name: str, where: str
@@ -109,10 +105,7 @@ class TokenizedSource(Source):
         self.num_samples = source.num_samples
 
     def identity(self) -> str:
-        """Identify the source and the tokenizer, by its name and its tokens of the first documents.
-
-        The tokens tell functions of the same name apart.
-        """
+        """Identify the source, and the tokenizer by its name and its tokens of some documents."""
         first = next(iter(self.stream(self._tokens, _DOCUMENTS)), None)
         made = first.values.tobytes() if isinstance(first, Ragged) else b""
         return f"{self._source.identity()} {self._name} {hashlib.sha256(made).hexdigest()}"

@@ -23,16 +23,11 @@ __all__ = ["Uploaded", "check_target", "upload_slabs"]
 
 @dataclass(frozen=True)
 class Uploaded:
-    """The result of an upload.
+    """The result of an upload."""
 
-    Attributes:
-        sent: number of objects that were sent; `sent_bytes` are their bytes.
-        kept: number of objects that were there already and equal.
-    """
-
-    sent: int
-    sent_bytes: int
-    kept: int
+    sent: int  # objects
+    sent_bytes: int  # of these objects
+    kept: int  # objects that were there already and equal
 
 
 def check_target(url: str, *, overwrite: bool = False, retry_s: float = 60.0) -> None:

@@ -206,10 +206,7 @@ def _value(attribute: Any) -> Any:
 def _read(
     file: h5py.File, place: str, name: str, scratch: h5py.File
 ) -> tuple[str, tuple[Any, Any]]:
-    """Return why an attribute cannot be copied ("" if it can), and its value and type.
-
-    Writing it to a file in memory shows whether HDF5 takes it.
-    """
+    """Return why an attribute cannot be copied to HDF5 ("" if it can), and its value and type."""
     nothing = (None, None)
     try:
         attribute = _open(file, place, name=name.encode("utf-8", "surrogateescape"))
@@ -257,7 +254,6 @@ def _are_equal(one: tuple[Any, Any], other: tuple[Any, Any] | None) -> bool:
 
 
 def _scratch() -> Any:
-    """Make an HDF5 file in memory."""
     h5py = import_h5py()
 
     return h5py.File("scratch", "w", driver="core", backing_store=False, libver=_LIBVER)

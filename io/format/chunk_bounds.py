@@ -44,10 +44,7 @@ def check_chunk_shape(dataset: h5py.Dataset) -> None:
 
 
 def check_stored_chunks(dataset: h5py.Dataset) -> None:
-    """Raise DataError if a stored chunk is larger than its filters can make it.
-
-    Checks every chunk, for datasets that HDF5 itself reads.
-    """
+    """Raise DataError if any stored chunk is larger than its filters can make it."""
     if not dataset.chunks or not dataset.id.get_create_plist().get_nfilters():
         return
     nbytes = _chunk_bytes(dataset)

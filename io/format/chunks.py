@@ -51,28 +51,18 @@ class Undecodable(ValueError):
 
 @dataclass(frozen=True)
 class Chunks:
-    """Places of the chunks of a dataset; each has `rows` whole rows (elements of a ragged field).
+    """Places of the chunks of a dataset; each chunk has whole rows."""
 
-    Attributes:
-        offsets: int64, byte position of each stored chunk.
-        sizes: int64, bytes of each stored chunk.
-        masks: unsigned 32-bit; bit n is set if the n-th filter was not applied to the chunk.
-        filters: their numbers, in the order in which they were applied.
-        nbytes: of a chunk without filters.
-        item_bytes: size of the items that the shuffle filter shuffles.
-    """
-
-    rows: int
-    offsets: bytes
-    sizes: bytes
-    masks: bytes
-    filters: tuple[int, ...]
-    nbytes: int
-    item_bytes: int
+    rows: int  # of a chunk; elements for a ragged field
+    offsets: bytes  # int64, byte position of each stored chunk
+    sizes: bytes  # int64, bytes of each stored chunk
+    masks: bytes  # uint32; bit n is set if the n-th filter was not applied to the chunk
+    filters: tuple[int, ...]  # their numbers, in the order in which they were applied
+    nbytes: int  # of a chunk without filters
+    item_bytes: int  # size of the items that the shuffle filter shuffles
 
     @property
     def names(self) -> str:
-        """The filters in words."""
         return " + ".join(_NAMES[number] for number in self.filters) or "no filter"
 
     def applied(self, chunk: int) -> list[int]:
@@ -167,10 +157,7 @@ def _list_chunks(
 
 
 def load_filters(dataset: h5py.Dataset) -> str:
-    """Load a dataset's filters into HDF5 from hdf5plugin, if it is installed.
-
-    Returns which filters are still missing, and the remedy; "" if none are.
-    """
+    """Load a dataset's filters from hdf5plugin, if needed; return which are missing, or ""."""
     h5py = import_h5py()
 
     create = dataset.id.get_create_plist()

@@ -24,53 +24,31 @@ __all__ = ["DataMap", "Extent", "Offsets", "SlabMap", "Windows"]
 
 @dataclass(frozen=True)
 class Offsets:
-    """Place and summary of the offsets of a ragged field in one file.
+    """Place and summary of the offsets of a ragged field in one file."""
 
-    Attributes:
-        offset: byte position of the first offset.
-        checksums: as in Extent.
-        first: value of the first offset.
-        elements: of all samples in the file.
-        longest: elements of the longest sample.
-        largest_block: elements of the largest checksum block.
-    """
-
-    offset: int
-    checksums: bytes
-    first: int
-    elements: int
-    longest: int
-    largest_block: int
+    offset: int  # byte position of the first offset
+    checksums: bytes  # as in Extent
+    first: int  # value of the first offset
+    elements: int  # of all samples in the file
+    longest: int  # elements of the longest sample
+    largest_block: int  # elements of the largest checksum block
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Place of the rows of one field, or of the elements of a ragged field, in one file.
+    """Place of the rows of one field, or of the elements of a ragged field, in one file."""
 
-    Attributes:
-        offset: byte position of row 0; -1 if HDF5 is not bypassed, for `chunks` and if `gathered`.
-        stored_dtype: with the byte order of the file.
-        chunk_rows: rows of one HDF5 chunk; chunk_bytes: its bytes.
-        refusal: why HDF5 is not bypassed, "" if it is.
-        checksums: unsigned 32-bit CRC-32C of each block of checksum_rows samples; empty without.
-        offsets: of a ragged field.
-        chunks: of a field that is read in chunks, without HDF5.
-        linked: the file behind an external link that has the rows, and its identity.
-        gathered: rows are windows that are put together of several parts (packed_map.py).
-        unwritten: which rows were never written; HDF5 gives fill values for them.
-    """
-
-    offset: int
-    stored_dtype: np.dtype[Any]
-    chunk_rows: int
-    chunk_bytes: int
-    refusal: str
-    checksums: bytes = b""
-    offsets: Offsets | None = None
-    chunks: Chunks | None = None
-    linked: tuple[str, Identity] | None = None
-    gathered: bool = False
-    unwritten: str = ""
+    offset: int  # byte position of row 0; -1 for h5py, for `chunks`, and if `gathered`
+    stored_dtype: np.dtype[Any]  # with the byte order of the file
+    chunk_rows: int  # of one HDF5 chunk
+    chunk_bytes: int  # of one HDF5 chunk
+    refusal: str  # why HDF5 is not bypassed; "" if it is
+    checksums: bytes = b""  # uint32 CRC-32C of each block of checksum_rows samples, if any
+    offsets: Offsets | None = None  # of a ragged field
+    chunks: Chunks | None = None  # of a field that is read in chunks, without HDF5
+    linked: tuple[str, Identity] | None = None  # external file with the rows, and its identity
+    gathered: bool = False  # rows are windows made of several parts (packed_map.py)
+    unwritten: str = ""  # which rows were never written: HDF5 gives fill values
 
 
 @dataclass(frozen=True)
@@ -120,7 +98,6 @@ class DataMap:
 
     @property
     def slab_counts(self) -> list[int]:
-        """Samples per file."""
         return [slab.count for slab in self.slabs]
 
     @property
@@ -135,7 +112,6 @@ class DataMap:
         return 0 if self.header is None else self.header.checksum_rows
 
     def extents(self) -> Iterator[Extent]:
-        """Yield the extents of all files and fields."""
         return (extent for slab in self.slabs for extent in slab.extents.values())
 
     def offsets(self, spec: FieldSpec) -> list[Offsets]:
@@ -161,10 +137,7 @@ class DataMap:
         return max(spec.row_bytes * largest, 8 * (rows + 1))
 
     def fingerprint(self) -> str:
-        """Return text that identifies this dataset, wherever its files lie.
-
-        It is the uuid of slabs, or a digest of fields and sizes.
-        """
+        """Return text that identifies this dataset, wherever its files lie: a uuid or digest."""
         if self.windows is not None:
             return f"{self.windows.source.fingerprint()} in windows of {self.windows.length}"
         if self.header is not None:
@@ -216,19 +189,12 @@ class DataMap:
 
 @dataclass(frozen=True)
 class Windows:
-    """The source of the windows of a packed dataset.
+    """The source of the windows of a packed dataset."""
 
-    Attributes:
-        source: the dataset of ragged samples.
-        length: elements of a window.
-        crossing: slabs of the packed dataset that are one window with elements of several files.
-        tail: elements after the last whole window, which are not read.
-    """
-
-    source: DataMap
-    length: int
-    crossing: frozenset[int]
-    tail: int
+    source: DataMap  # the dataset of ragged samples
+    length: int  # elements of a window
+    crossing: frozenset[int]  # slabs that are one window with elements of several files
+    tail: int  # elements after the last whole window, which are not read
 
     @property
     def name(self) -> str:

@@ -41,20 +41,13 @@ _DANGLING = (KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError
 
 @dataclass
 class FoundFields:
-    """The fields found in a file, all by name.
+    """The fields found in a file, by name, in the order of names."""
 
-    Attributes:
-        shapes: in the order of names; the first axis is that of samples.
-        left_out: why an item is not a field.
-        broken: why a field cannot be used.
-    """
-
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # first axis: samples
+    left_out: dict[str, str] = field(default_factory=dict)  # why an item is not a field
+    broken: dict[str, str] = field(default_factory=dict)  # why a field cannot be used
 
     def inside(self, group: str) -> FoundFields:
-        """Return the fields inside a group, by their names there."""
         return FoundFields(
             _below(group, self.shapes), _below(group, self.left_out), _below(group, self.broken)
         )
@@ -180,7 +173,6 @@ class _Walk:
                 self._take(full, item)
 
     def _take(self, name: str, item: Any) -> None:
-        """Add a dataset, or a ragged field."""
         if LONGEST not in item.attrs and self._stored.opens_sources(item):
             try:
                 self._stored.gaps(item)
@@ -199,10 +191,7 @@ class _Walk:
             self._found.shapes[name] = item.shape
 
     def _open(self, group: Any, name: str) -> tuple[str, Any]:
-        """Return the item with this name in a group, or why it is not followed.
-
-        Errors behind a hard link mean a damaged file and are raised.
-        """
+        """Return the item of this name, or why it is not followed; raise errors of hard links."""
         try:
             link = group.get(name, getlink=True)
         except TypeError as error:  # a user-defined link

@@ -33,10 +33,7 @@ def append_checksum(path: Path) -> None:
 
 
 def check_index(path: Path) -> bool:
-    """Check a file's checksum, and return whether it has one; blocks while it reads the file.
-
-    Raises DataError if the checksum is wrong or the file cannot be read.
-    """
+    """Read a file and return whether it has a checksum; raise DataError if it is wrong or unreadable."""
     try:
         with open(path, "rb") as file:
             return check_index_stream(file, str(path))
@@ -76,7 +73,6 @@ def check_index_stream(file: BinaryIO | RawIOBase, where: str) -> bool:
 
 
 def _checksum(file: BinaryIO | RawIOBase, count: int) -> int:
-    """Return the CRC-32 of the first `count` bytes of a file."""
     file.seek(0)
     checksum = 0
     while count > 0 and (part := file.read(min(count, _PART))):

@@ -135,10 +135,7 @@ class Folder(Protocol):
     path: str
 
     def expect(self, slabs: int) -> int | None:
-        """Announce that `slabs` slabs will be examined in order; return how many exist.
-
-        Returns None if that is unknown without a look at each.
-        """
+        """Announce `slabs` slabs to examine in order; return how many exist, None if unknown."""
 
     def place(self, name: str) -> Path | str:
         """Return a file's path or URL, for messages and a SlabMap."""
@@ -181,10 +178,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder behind a URL.
-
-    Expected files are fetched many at once, each with the pages that the last one needed.
-    """
+    """A folder behind a URL; fetches many expected files at once, with the last one's pages."""
 
     def __init__(self, url: str, reader: ObjectReader) -> None:
         self.path, self._reader = url, reader

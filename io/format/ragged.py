@@ -41,7 +41,6 @@ class Ragged:
     offsets: Any
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.offsets) - 1
 
     def __getitem__(self, sample: int) -> Any:
@@ -56,7 +55,6 @@ class Ragged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
         return int(self.values.nbytes)
 
     @property

@@ -39,19 +39,12 @@ _DIGITS = re.compile("([0-9]+)")
 
 @dataclass(frozen=True)
 class SampleGroups:
-    """Groups of a file that are samples.
+    """Groups of a file that are samples."""
 
-    Attributes:
-        home: the group that holds the samples; "" is the file.
-        names: of the items in it, in the order of their numbers.
-        fields: of most samples.
-        others: fields of some samples.
-    """
-
-    home: str
-    names: tuple[str, ...]
-    fields: tuple[str, ...]
-    others: tuple[str, ...] = ()
+    home: str  # the group that holds the samples; "" is the file
+    names: tuple[str, ...]  # of the items in it, in the order of their numbers
+    fields: tuple[str, ...]  # of most samples
+    others: tuple[str, ...] = ()  # fields of some samples
 
     def are_meant(self, wanted: Sequence[str] | None) -> bool:
         """Return whether the wanted fields (None for all) are fields of samples."""
@@ -118,10 +111,7 @@ def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
 
 
 def _field_names(home: Any, name: str) -> tuple[str, ...]:
-    """Return the sorted datasets of one sample, with those in its groups.
-
-    Empty if it is not a group, or is a ragged field of hsgd.
-    """
+    """Return the datasets in one sample, sorted; empty if it is no group, or a ragged field."""
     h5py = import_h5py()
 
     item = hard_linked(home, name)

@@ -142,7 +142,6 @@ def read_header(file: h5py.File) -> SlabHeader | None:
 
 
 def _read_attribute(path: str, attrs: h5py.AttributeManager, name: str) -> Any:
-    """Return an attribute as text or number, by its name."""
     if name not in attrs:
         raise DataError(f"{path}: attribute {name} is missing; convert again")
     value = attrs[name]

@@ -15,14 +15,10 @@ _OFFSET_BYTES = 8  # int64
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """The layout of a slot of `nbytes` bytes.
+    """The layout of a slot; offsets of ragged fields lie before their values."""
 
-    `offsets` says where fields begin, and the offsets of ragged fields (FIELD/offsets), which lie
-    before their values.
-    """
-
-    offsets: dict[str, int]
-    nbytes: int
+    offsets: dict[str, int]  # of fields, and of the offsets of ragged fields (FIELD/offsets)
+    nbytes: int  # of all
 
 
 def slot_layout(

@@ -270,7 +270,6 @@ def _unmapped(dataset: h5py.Dataset, create: Any) -> int:
 
 
 def _covered(ranges: list[tuple[int, int]]) -> int:
-    """Return how many numbers lie in at least one range."""
     covered = reached = 0
     for start, stop in sorted(ranges):
         covered += max(0, stop - max(start, reached))

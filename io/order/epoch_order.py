@@ -248,7 +248,6 @@ class StreamPiece:
 
     @property
     def buffer_rows(self) -> int:
-        """Rows that are read."""
         return len(self.places)
 
 
@@ -307,10 +306,7 @@ class EpochOrder:
             start = 0
 
     def slabs(self, start: int, count: int) -> IntArray:
-        """Return the slabs of `count` stream positions from `start` on, perhaps more; ascending.
-
-        Positions wrap around at the end of the stream.
-        """
+        """Return the slabs of `count` stream positions from `start` on, wrapping; ascending."""
         every: IntArray = np.arange(len(self._stops))
         if self._shuffle == "full" or start + count > self.num_samples:
             return every

@@ -155,10 +155,7 @@ class RowReader(Closing):
         self.stats.bytes_read += out.nbytes
 
     def read_stream(self, name: str, first: int, out: NDArray[Any]) -> None:
-        """Fill `out` with elements of a ragged field from `first` on; raises as read().
-
-        Elements are counted over all slabs.
-        """
+        """Fill `out` with elements, counted over all slabs, of a ragged field; raises as read()."""
         flat = out.reshape(-1, *self._specs[name].shape)
         for number, low, high in self.element_ranges(name, first, first + len(flat)):
             part, flat = flat[: high - low], flat[high - low :]
@@ -301,17 +298,13 @@ class RowReader(Closing):
             yield low, block
 
     def _read_chunks(self, number: int, name: str, row: int, out: NDArray[Any]) -> None:
-        """Fill `out` with rows, or elements, of a slab stored in chunks."""
         for low, block in self._chunk_rows(number, name, row, len(out)):
             out[low : low + len(block)] = block
 
     def _chunk_rows(
         self, number: int, name: str, start: int, count: int
     ) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield rows [start, start + count) of a slab in parts, in native byte order.
-
-        Each part comes with the number of rows before it, and is valid until the next one.
-        """
+        """Yield rows [start, start + count) of a slab in parts, as _parts() does."""
         chunks = self.data.slabs[number].extents[name].chunks
         assert chunks is not None
         row = start
@@ -367,7 +360,6 @@ class RowReader(Closing):
             out.byteswap(inplace=True)
 
     def _read_bytes(self, number: int, position: int, out: NDArray[Any]) -> None:
-        """Fill `out` with bytes of a slab from `position` on."""
         slab = self.data.slabs[number]
         if (identity := object_identity(slab.identity)) is not None:
             view = out.reshape(-1).view(np.uint8).data
@@ -428,10 +420,7 @@ class RowReader(Closing):
         return file
 
     def _abandon(self) -> None:
-        """Forget h5py files without closing them, in a forked child.
-
-        Closing takes h5py's lock, which a thread of the parent may have held (h5py before 3.14).
-        """
+        """Forget h5py files, in a forked child: to close them takes h5py's lock (before 3.14)."""
         self._inherited = self._hdf5
         self._hdf5 = OrderedDict()
 
@@ -475,7 +464,6 @@ def _move_parts(
 
 
 def _place_of(extent: Extent, row: int) -> str:
-    """Describe where a row, or element, lies."""
     chunks = extent.chunks
     if chunks is None or row // chunks.rows * 8 >= len(chunks.offsets):
         return f"at row {row}"

@@ -44,10 +44,9 @@ class SlabFiles:
         _live.add(self)
 
     def acquire(self, number: int) -> tuple[int, int]:
-        """Return a slab's file descriptor and the alignment for reads from it; release() it later.
+        """Return a slab's descriptor and the alignment for reads, until release().
 
-        Raises:
-            DataError: the file cannot be opened, or has changed since it was examined.
+        Raises DataError if the file cannot be opened, or has changed since it was examined.
         """
         slab = self.data.slabs[number]
         with self._lock:
@@ -61,7 +60,6 @@ class SlabFiles:
             return file.descriptor, file.alignment
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Give back descriptors of acquire()."""
         with self._lock:
             for number in numbers:
                 if number in self._files:

@@ -51,18 +51,12 @@ Found = Literal["here", "missing", "damaged"]
 
 @dataclass(frozen=True)
 class DiskOptions:
-    """Options of the cache on disk.
+    """Options of the cache on disk."""
 
-    Attributes:
-        folder: made if it does not exist.
-        since_ns: blocks used after that time are not removed to make room.
-        block_bytes: of each block except for the last of an object.
-    """
-
-    folder: str
-    limit_bytes: int
-    since_ns: int = field(default_factory=time.time_ns)
-    block_bytes: int = 1 << 20
+    folder: str  # made if it does not exist
+    limit_bytes: int  # of all files
+    since_ns: int = field(default_factory=time.time_ns)  # blocks used later are not removed
+    block_bytes: int = 1 << 20  # of each block except for the last of an object
 
 
 class BlockFiles:
@@ -171,10 +165,7 @@ class BlockFiles:
 
     @contextlib.contextmanager
     def _reserved(self, nbytes: int) -> Iterator[tuple[int, str] | None]:
-        """Make a new, locked file of `nbytes`; yield its descriptor and path, or None without room.
-
-        The file is removed at the end if it still has that path.
-        """
+        """Yield descriptor and path of a new, locked file, or None; remove it unless renamed."""
         temporary = f"{self._folder}/tmp-{secrets.token_hex(8)}"
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         descriptor = -1
@@ -231,7 +222,6 @@ class BlockFiles:
         return ledger
 
     def _pause(self) -> None:
-        """Keep nothing for a while."""
         self._full_until = time.monotonic() + _FULL_S
 
     def _make_room(self, ledger: int, nbytes: int) -> bool:
@@ -248,7 +238,7 @@ class BlockFiles:
         return fits
 
     def _free(self, most: int) -> int:
-        """Remove the least recently used blocks if the folder has more than `most` bytes; return its bytes."""
+        """Remove the least recently used blocks above `most` bytes; return the bytes left."""
         used, blocks = self._survey()
         if used <= most:
             return used

@@ -76,10 +76,7 @@ class RequestFailed(Exception):
         self.received = received
 
     def delay_s(self, tries: int) -> float:
-        """Return the seconds to wait after `tries` tries: exponential and at random.
-
-        So many clients do not come back at the same time.
-        """
+        """Return the seconds to wait after `tries` tries: exponential, and random per client."""
         longest = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (tries - 1))
         return max(longest * random.uniform(0.5, 1.0), self.after_s)
 
@@ -114,10 +111,7 @@ class Client(Protocol):
         """
 
     def failure(self, error: Exception) -> RequestFailed | None:
-        """Return the meaning of an exception of get(), read_into() or finish().
-
-        None if it is not an error of the network.
-        """
+        """Return the meaning of an exception of the methods; None if not of the network."""
 
 
 class _HttpClient:
@@ -217,10 +211,7 @@ class _HttpClient:
             return self._proxies[proxy]
 
     def _connections_to(self, proxy: str) -> Any:
-        """Return connections to a proxy.
-
-        Raises RequestFailed for an unsupported proxy, without its URL.
-        """
+        """Return connections to a proxy; RequestFailed, without its URL, if it is unsupported."""
         try:
             parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
             login = None

@@ -20,20 +20,13 @@ Fetch = Callable[[int, memoryview], None]
 
 @dataclass
 class RequestCounts:
-    """Counters of requests.
+    """Counters of requests."""
 
-    Attributes:
-        requests: requests sent; retries: those after a failed one.
-        fetched_bytes: bytes from servers.
-        disk_bytes: bytes from the cache on disk instead.
-        disk_damaged: damaged blocks there.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    fetched_bytes: int = 0
-    disk_bytes: int = 0
-    disk_damaged: int = 0
+    requests: int = 0  # all that were sent
+    retries: int = 0  # those after a failed request
+    fetched_bytes: int = 0  # from servers
+    disk_bytes: int = 0  # from the cache on disk instead
+    disk_damaged: int = 0  # damaged blocks there
 
 
 @dataclass(frozen=True)
@@ -83,7 +76,6 @@ class DiskCache:
             missing = [number for number in others if not self._load(wanted, number)]
 
     def forget(self, key: ObjectKey, start: int, nbytes: int) -> None:
-        """Drop the blocks that hold a range."""
         for number in self._blocks(start, nbytes):
             self._files.remove(self._digest(key, number))
 
@@ -162,8 +154,6 @@ class DiskCache:
 
 @dataclass(frozen=True)
 class _Range:
-    """A requested range of an object."""
-
     key: ObjectKey
     start: int
     out: memoryview

@@ -30,17 +30,11 @@ class AnswerTooLong(OSError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the answers to one request.
+    """Limits of the answers to one request."""
 
-    Attributes:
-        end_s: by time.monotonic().
-        nbytes: that were requested.
-        stopped: set if the answer is not needed any more.
-    """
-
-    end_s: float
-    nbytes: int
-    stopped: threading.Event = field(default_factory=threading.Event)
+    end_s: float  # by time.monotonic()
+    nbytes: int  # that were requested
+    stopped: threading.Event = field(default_factory=threading.Event)  # the answer is not needed
 
 
 class _Limited(threading.local):

@@ -92,10 +92,7 @@ class MetadataFile(io.RawIOBase):
 def open_objects(
     urls: Sequence[str], reader: ObjectReader, pages: Sequence[int]
 ) -> list[MetadataFile | None]:
-    """Open several objects and fetch these pages of each, in parallel; None for missing objects.
-
-    Raises DataError.
-    """
+    """Open objects and fetch these pages, in parallel; None for missing ones. Raises DataError."""
 
     def one(url: str) -> MetadataFile | None:
         try:

@@ -105,10 +105,7 @@ class ObjectReader:
             fetch(start, out)
 
     def forget(self, url: str, identity: ObjectIdentity, start: int, nbytes: int) -> bool:
-        """Drop a range from the cache on disk; return False if there is no cache.
-
-        With a cache reading again may succeed; another thread may have dropped the range already.
-        """
+        """Drop a range from the cache on disk; False without a cache: reading again cannot help."""
         if self._disk is None:
             return False
         disk_cache_of(self._disk).forget(ObjectKey(url, *identity), start, nbytes)
@@ -122,10 +119,7 @@ class ObjectReader:
         out: memoryview,
         counts: RequestCounts,
     ) -> ObjectIdentity:
-        """Try until all bytes are there, and return the object's identity.
-
-        If `identity` is known, a retry continues at the first missing byte.
-        """
+        """Try until all bytes are there; if `identity` is known, go on at the first missing byte."""
         began = time.monotonic()
         tries = done = 0
         while True:
@@ -151,7 +145,6 @@ class ObjectReader:
                     raise _explain(url, identity, (start, stop), failure, tries, spent_s) from None
 
     def _limits(self, out: memoryview, began: float) -> Limits:
-        """Return the limits of one answer to a range that has been tried since `began`."""
         now = time.monotonic()
         answer_s = min(_MOST_ANSWER_S, max(_LEAST_ANSWER_S, self._retry_s - (now - began)))
         return Limits(now + answer_s + len(out) / _LEAST_RATE, len(out), self._stopped)

@@ -72,7 +72,6 @@ class ObjectWriter:
         self._s3 = s3_client()
 
     def stop(self) -> None:
-        """Send nothing more."""
         self._stopped.set()
 
     def check(self, url: str) -> None:
