@@ -98,10 +98,7 @@ def document(data: DataMap) -> dict[str, object]:
 
 
 def _groups_alike(fields: Sequence[str]) -> list[str]:
-    """Return a line if sibling groups hold datasets of the same names.
-
-    They may be parts of a table, or samples that are too few to be recognised.
-    """
+    """Return a line if sibling groups, samples or parts of a table, have equal fields."""
     names = [tuple(name.split("/")) for name in fields]
     for depth in range(1, max(map(len, names), default=0)):
         homes: dict[tuple[str, ...], dict[str, set[str]]] = {}

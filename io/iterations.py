@@ -62,7 +62,6 @@ class Iterations:
         return iteration
 
     def _finish(self, source: BatchSource, ring: BufferRing | None, progress: Progress) -> None:
-        """Keep the ring and the counters of an iteration that has ended."""
         if ring is not None:
             ring.trim()
         with self._lock:

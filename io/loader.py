@@ -89,8 +89,9 @@ class PartitionedLoader(Closing):
             same among a few slabs at a time, which ranks take in turn, epoch by epoch, first inside
             their node. "full" is one permutation of all samples and reads single rows. "none" is
             the order of the files.
-        drop_last: this and pad: see hsgd.io.share_of. By default every sample comes once per epoch,
-            and ranks that would be one sample short repeat one. pad=False repeats nothing (for
+        drop_last: leave out incomplete batches, see hsgd.io.share_of. By default every sample comes
+            once per epoch.
+        pad: ranks that would be one sample short repeat one. False repeats nothing (for
             evaluation); the last batch may then be empty on some ranks.
         fields: names to read; all by default.
         group: of an HDF5 file, such as "train": it replaces the whole file, and names are those
@@ -292,7 +293,7 @@ class PartitionedLoader(Closing):
         return self._memory.slots(share, self._state.order().piece_samples)
 
     def close(self) -> None:
-        """End running iterations and free unused memory; local. The loader can be iterated again."""
+        """End running iterations, and free unused memory; local. The loader stays usable."""
         self._iterations.close()
 
     def set_epoch(self, epoch: int) -> None:

@@ -18,16 +18,13 @@ __all__ = ["MemoryPlan"]
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The sizes of rings, within memory_limit.
-
-    `batch_samples` is the largest batch; `on_cuda` means that batches are copied to a CUDA device.
-    """
+    """The sizes of rings, within memory_limit."""
 
     data: DataMap
     options: ReadOptions
     decoders: Mapping[str, ImageDecoder]
-    batch_samples: int
-    on_cuda: bool
+    batch_samples: int  # of the largest batch
+    on_cuda: bool  # batches are copied to a CUDA device
 
     @property
     def pins_decoded(self) -> bool:

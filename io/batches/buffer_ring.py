@@ -1,7 +1,4 @@
-"""BufferRing: buffers for batches, reused only after the last tensor over them is gone.
-
-A delivered slot comes back by itself when the last array or tensor over it is gone, in any thread.
-"""
+"""BufferRing: buffers for batches, free again when the last tensor over them is gone."""
 
 from __future__ import annotations
 
@@ -101,13 +98,15 @@ def batch_layout(
 class BufferRing:
     """Slots for batches of `batch_size` samples of the fields `specs`.
 
+    A slot is free again when the last array or tensor over it is gone, in whatever thread.
+
     Args:
         slots: their number at first.
         memory_limit: bytes that all slots together may take. With None slots are added while the
             training loop holds old batches.
         pin: use page-locked memory, from which a CUDA device copies, for whole slots
-            (pinned_memory.py). The slot of a batch is free when its tensors are gone, but it then
-            gets other memory while the device still copies.
+            (pinned_memory.py). While the device still copies a batch that is gone, its slot gets
+            other memory.
         longest: elements of the longest sample of each ragged field. A slot has room for a batch of
             them; unused memory is never touched. Offsets lie before the values.
     """

@@ -16,15 +16,12 @@ __all__ = ["ErrorPolicy"]
 
 
 class ErrorPolicy:
-    """Judge of the batches of one iteration; with a comm collective, one call per batch.
-
-    `skipped` and `substituted` count batches left out, and samples replaced, on this rank.
-    """
+    """Judge of the batches of one iteration; with a comm collective, one call per batch."""
 
     def __init__(self, on_error: str, comm: RankGroup | None, rank: int) -> None:
         self.on_error = on_error
-        self.skipped = 0
-        self.substituted = 0
+        self.skipped = 0  # batches left out
+        self.substituted = 0  # samples replaced on this rank
         self.rank = rank
         self._comm = comm
         self._reason = ""

@@ -34,7 +34,8 @@ from .segment_finder import CU_SEQLENS, SegmentFinder, cumulative
 
 __all__ = ["RELEASE_S", "Filler", "Starved"]
 
-_SLEEPS = 8  # disks are slow if 1 of 8 tasks waits: readahead of a large field serves small ones
+# Reads wait for a disk if 1 of 8 tasks does: small fields come with the readahead of a large one.
+_SLEEPS = 8
 # A thread that waits for many slots is not woken for each: a wake takes the GIL from the training
 # loop.
 _MANY_SLOTS = 32

@@ -123,10 +123,7 @@ class MappedBatches(BatchSource):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _open_run(self, most: int) -> None:
-        """Map the next rows of one slab, at most `most`.
-
-        Raises DataError if the file has changed or cannot be mapped.
-        """
+        """Map up to `most` rows of one slab; DataError if its file changed or cannot be mapped."""
         number, row, rows = self._run_ahead(most)
         slab = self._plan.data.slabs[number]
         descriptor, _ = self._files.acquire(number)

@@ -1,7 +1,4 @@
-"""Scheduler: turns pieces of the stream into reads, from bytes of files to addresses.
-
-All reads of a piece are computed at once, in NumPy, as tasks for libhsgd_io.
-"""
+"""Scheduler: turns pieces of the stream into reads, computed in NumPy, for libhsgd_io."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _FEW = 8  # 1 of 8 rows is few
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What one rank reads in one iteration; holds no open files."""
+    """The reads of one rank in one iteration; holds no open files."""
 
     source: str  # dataset and rank, for messages
     data: DataMap

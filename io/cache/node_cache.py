@@ -91,9 +91,8 @@ class NodeCache:
     def prepare(self, wanted: Sequence[Sequence[int]], *, busy: bool) -> None:
         """Load as many of each node's `wanted` slabs as fit into its memory; collective, blocking.
 
-        Args:
-            wanted: slabs by node, the same on all ranks.
-            busy: this rank still reads from the cache. If any rank is busy, nothing changes.
+        `wanted` is by node, the same on all ranks. If any rank is `busy`, still reading from the
+        cache, nothing changes on any.
         """
         slabs = [np.array([len(of_node), *of_node], np.int64) for of_node in wanted]
         if self._travels:  # senders must know how many slots other nodes have

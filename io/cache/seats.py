@@ -35,10 +35,8 @@ class Seats:
 def seats_of(world_size: int, local_size: int | None, comm: RankGroup | None) -> Seats:
     """Return the seats of all ranks; collective with `comm`.
 
-    Without `comm` each node has `local_size` consecutive ranks.
-
-    Raises:
-        ValueError: local_size does not divide world_size, or comm has another number of ranks.
+    Without `comm` each node has `local_size` consecutive ranks. Raises ValueError if that does not
+    divide world_size, or comm has another number of ranks.
     """
     if comm is not None:
         if comm.size != world_size:

@@ -25,11 +25,8 @@ def find_damage(
 ) -> Iterator[str]:
     """Yield one line for each damaged block: file, place, field and the error; blocking.
 
-    `advance` is called with the number of bytes checked since the last call.
-
-    Raises:
-        ValueError: the dataset has no checksums.
-        DataError: a block needs more memory than there is.
+    `advance` is called with the bytes checked since the last call. Raises ValueError without
+    checksums, DataError if a block needs more memory than there is.
     """
     if not data.checksum_rows:
         raise ValueError(f"{data.path} has no checksums; convert it with hsgd data convert")

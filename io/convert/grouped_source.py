@@ -124,7 +124,6 @@ class GroupedSource(Source):
         return columns
 
     def _add(self, sample: Any, name: str, stored: StoredRows) -> None:
-        """Add a sample, or the reason why it is left out."""
         place = self._place(name)
         items = {field: hard_linked(sample, field) for field in self._columns}
         missing = [f for f, item in items.items() if not isinstance(item, import_h5py().Dataset)]

@@ -1,8 +1,4 @@
-"""A progress bar in bytes, and sizes as text, for the commands of the reader.
-
-tqdm is imported only if a bar is shown. If the output is not a terminal, one line is printed at the
-start instead.
-"""
+"""A progress bar in bytes, and sizes as text, for the commands of the reader."""
 
 from __future__ import annotations
 

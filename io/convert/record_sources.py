@@ -1,8 +1,4 @@
-"""Sources of single records: image folders, WebDataset tar files, CSV and Parquet tables.
-
-Pillow, pandas and pyarrow are imported when they are needed. Rows are decoded in blocks, so memory
-stays bounded.
-"""
+"""Sources of single records: image folders, WebDataset tar files, CSV and Parquet tables."""
 
 from __future__ import annotations
 

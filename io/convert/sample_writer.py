@@ -1,8 +1,4 @@
-"""SampleWriter: makes a slab folder of samples that a program writes one by one or in batches.
-
-The samples are kept in files beside the target until the last one was written; then they are
-converted.
-"""
+"""SampleWriter: makes a slab folder of samples that a program writes one by one or in batches."""
 
 from __future__ import annotations
 
@@ -90,15 +86,15 @@ class _Waiting:
 class SampleWriter(Closing):
     """Writer of samples, in any order; close(), or the end of `with`, makes a slab folder.
 
-    Local; one process writes. Until then the samples lie in a hidden folder beside the target, so
-    the disk holds them twice. If the process is killed, the next writer of that target on the same
-    host removes this folder.
+    Local; one process writes. Until close() the samples lie in a hidden folder beside the target,
+    so the disk holds them twice. If the process is killed, the next writer of that target on the
+    same host removes this folder. num_slabs, seed, permute, compress and overwrite are as for
+    convert_to_slabs().
 
     Args:
         target: the folder; it appears complete or not at all. If an error ends the `with` block, it
             is not made.
         ragged: fields whose samples differ in length along the first axis; they also take bytes.
-        num_slabs: this, seed, permute, compress and overwrite are as for convert_to_slabs().
 
     Raises:
         DataError: the target exists (without overwrite), or the disk is full.
@@ -134,7 +130,6 @@ class SampleWriter(Closing):
         self._failed = False
 
     def __len__(self) -> int:
-        """Return the number of samples written so far."""
         return self._count
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -239,7 +234,7 @@ class SampleWriter(Closing):
 
 
 def _folder_beside(target: Path) -> tuple[Path, int]:
-    """Make a hidden folder, with a lock on the returned descriptor; remove those of dead writers."""
+    """Make a hidden folder; return it with the descriptor of its lock. Remove abandoned ones."""
     prefix = f".{target.name}.{platform.node()}."  # hosts may not see each other's locks
     for entry in target.parent.iterdir():
         if entry.name.startswith(prefix) and entry.name.endswith(_ENDING):

@@ -64,9 +64,7 @@ class Column:
 
     spec: FieldSpec
     bounds: Sequence[int]  # slab k holds samples [bounds[k], bounds[k + 1])
-    ends: IntArray | None = (
-        None  # where elements of each sample end; None if a sample is one row
-    )
+    ends: IntArray | None = None  # where elements of each sample end; None if a sample is one row
     extra: int = 0  # rows after the last sample of a slab
 
     def rows(self, slab: int) -> int:
@@ -152,7 +150,6 @@ class SlabFolderWriter:
             self._write(slab, self._columns[f"{spec.name}/{OFFSETS}"], 0, ends)
 
     def slab_bytes(self, slab: int, spec: FieldSpec) -> int:
-        """Return the bytes of a field in a slab."""
         return self._columns[_stored_name(spec)].rows(slab) * spec.row_bytes
 
     def read_back(self, slab: int, spec: FieldSpec) -> NDArray[Any]:

@@ -24,28 +24,17 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class Source(ABC):
-    """Named fields with the same number of rows, read from the first row to the last.
+    """Named fields with the same number of rows, read from the first row to the last."""
 
-    Attributes:
-        specs: the fields, with dtypes in native byte order.
-        num_samples: rows of every field.
-        files: the files that are read.
-        text_fields: fields that hold text.
-        notes: lines to warn with.
-        left_out: name -> reason why it is not a field; left_out_are: the noun for these.
-        unwritten: field -> rows that were never written.
-        packing: attributes of fields whose stored values stand for others.
-    """
-
-    specs: tuple[FieldSpec, ...]
-    num_samples: int
-    files: Sequence[Path]
-    text_fields: frozenset[str] = frozenset()
-    notes: Sequence[str] = ()
-    left_out: Mapping[str, str] = _NOTHING
+    specs: tuple[FieldSpec, ...]  # with dtypes in native byte order
+    num_samples: int  # rows of every field
+    files: Sequence[Path]  # that are read
+    text_fields: frozenset[str] = frozenset()  # fields that hold text
+    notes: Sequence[str] = ()  # lines to warn with
+    left_out: Mapping[str, str] = _NOTHING  # name -> why it is not a field
     left_out_are = "no fields, so"
-    unwritten: Mapping[str, str] = _NOTHING
-    packing: Packing = _NOTHING
+    unwritten: Mapping[str, str] = _NOTHING  # field -> rows that were never written
+    packing: Packing = _NOTHING  # of fields whose stored values stand for others
 
     @abstractmethod
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:

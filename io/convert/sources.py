@@ -276,7 +276,7 @@ def open_source(
         if is_slab_folder(path):
             return Hdf5Source(path, fields)
         return _open_folder(path, fields, image_size, encoded=encoded, text=text)
-    if not path.is_file():  # opening a pipe would wait for ever
+    if not path.is_file():  # opening a pipe would block
         raise DataError(f"{source}: neither a file nor a folder")
     if path.suffix == ".tar":
         return TarSource([path], fields, image_size, encoded=encoded)

@@ -92,11 +92,8 @@ def staged_folder(
     stays for the next attempt, and the error says so.
 
     With `overwrite` an existing target is replaced once the new folder is complete, but only if it
-    holds nothing but slab folders.
-
-    Raises:
-        DataError: the target exists, another process writes to it, or writing inside the block
-            fails.
+    holds nothing but slab folders. Raises DataError if it exists otherwise, another process writes
+    to it, or writing inside the block fails.
     """
     target = Path(target).absolute()
     check_target(target, overwrite)

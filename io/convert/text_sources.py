@@ -1,7 +1,4 @@
-"""Sources of documents: text files, lines of JSON, and token ids made of text.
-
-Text is UTF-8, a ragged field of bytes. Only some documents at a time are in memory.
-"""
+"""Sources of UTF-8 documents: text files, lines of JSON, and token ids made of text."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
 class TextSource(Source):
-    """Documents as field text: lines or whole files of .txt, or lines of .jsonl.
+    """Documents as field text: lines or whole files of .txt, or lines of .jsonl; UTF-8 bytes.
 
     A .txt file has a document on each line; with `whole` each file is one document. A .jsonl file
     has one in the "text" of each line that is not blank.

@@ -48,15 +48,11 @@ _UNREADABLE = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, V
 
 @dataclass
 class Attributes:
-    """Attributes of a file.
+    """The attributes of a file and its objects."""
 
-    Attributes:
-        values: by object ("" is the file) and name: the value and its type for h5py.
-        left_out: OBJECT@NAME -> why it cannot be copied.
-    """
-
+    # By object ("" is the file) and name: the value and its type for h5py.
     values: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # by OBJECT@NAME: why
 
 
 def class_attributes(field: str, names: Sequence[str]) -> Attributes:

@@ -1,7 +1,4 @@
-"""DataMap: the metadata of a dataset, with the place of every sample in its files.
-
-All of it is immutable and picklable, and holds no open files.
-"""
+"""DataMap: the place of every sample in its files; immutable, picklable, without open files."""
 
 from __future__ import annotations
 

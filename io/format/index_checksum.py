@@ -33,7 +33,10 @@ def append_checksum(path: Path) -> None:
 
 
 def check_index(path: Path) -> bool:
-    """Read a file and return whether it has a checksum; raise DataError if it is wrong or unreadable."""
+    """Read a file and return whether it has a checksum; blocking.
+
+    Raises DataError if the checksum is wrong or the file cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             return check_index_stream(file, str(path))

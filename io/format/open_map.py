@@ -1,7 +1,4 @@
-"""open_map: examines files, or URLs, once, without reading samples, and makes a DataMap of them.
-
-It also decides whether HDF5 may be bypassed.
-"""
+"""open_map: makes a DataMap of files or URLs, without reading samples."""
 
 from __future__ import annotations
 

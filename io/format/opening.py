@@ -59,7 +59,7 @@ class UnknownFields(ValueError):
 
 def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
     """Open a file read-only, with a shared lock, closed on exec; raise DataError if that fails."""
-    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for ever
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
         raise DataError(f"{path}: not a file; name an HDF5 file or a slab folder")
     file = _open_as_here(path, cache_bytes)
     try:

@@ -1,7 +1,4 @@
-"""Ragged: samples of different lengths, stored as values and offsets.
-
-The layout is that of lists with 64-bit offsets in the Arrow columnar format.
-"""
+"""Ragged: samples of different lengths as values and 64-bit offsets, like lists in Arrow."""
 
 from __future__ import annotations
 

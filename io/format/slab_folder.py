@@ -89,15 +89,12 @@ def slab_number(name: str) -> int | None:
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field: its name, shape without the sample axis, and dtype.
-
-    If `ragged`, a sample has any number of elements of this shape and dtype.
-    """
+    """One field: its name, shape without the sample axis, and dtype."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    ragged: bool = False
+    ragged: bool = False  # a sample has any number of elements of this shape and dtype
 
     @property
     def row_bytes(self) -> int:
@@ -122,10 +119,7 @@ class SlabHeader:
 
 
 def read_header(file: h5py.File) -> SlabHeader | None:
-    """Return the header of an open file; None if hsgd did not write the file.
-
-    Raises DataError for another format_version.
-    """
+    """Return a file's header; None if hsgd did not write it. DataError for other versions."""
     attrs = file.attrs  # h5py makes a new object each time
     if "format_version" not in attrs or "dataset_uuid" not in attrs:
         return None

@@ -13,10 +13,7 @@ __all__ = ["claimed_memory"]
 
 @contextmanager
 def claimed_memory(path: str, what: str, nbytes: int) -> Iterator[None]:
-    """Turn errors of memory allocation inside the block into DataError.
-
-    The block allocates `nbytes` bytes for `what` of the file `path`, with NumPy or mmap.
-    """
+    """Turn errors of allocating `nbytes` bytes for `what` of a file, in the block, to DataError."""
     try:
         yield
     except (MemoryError, OSError, OverflowError, ValueError) as error:

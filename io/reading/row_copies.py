@@ -120,14 +120,11 @@ class Staging:
 
 
 class TaskBatch:
-    """Tasks (an array of TASK) that several threads share; each is done once.
-
-    `keep` is what the tasks point to, kept alive with them.
-    """
+    """Tasks (an array of TASK) that several threads share; each is done once."""
 
     def __init__(self, tasks: NDArray[Any], keep: Any) -> None:
         self.tasks = tasks
-        self._keep = keep
+        self._keep = keep  # what the tasks point to
         self._batch = _Batch(tasks.ctypes.data, len(tasks), 0, 0)
 
     def has_work(self) -> bool:

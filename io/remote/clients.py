@@ -83,21 +83,16 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """A range that a server is about to send.
+    """A range that a server is about to send."""
 
-    Attributes:
-        start: first byte; stop and size, too, are as the server says.
-        etag: "" if there is none.
-        read_into: reads the next bytes into a buffer and returns their number, 0 at the end.
-        finish: ends the answer; True if all bytes were read: then the connection is used again.
-    """
-
-    start: int
+    start: int  # this, `stop` and `size` are as the server says
     stop: int
     size: int
-    etag: str
-    read_into: Callable[[memoryview], int]
-    finish: Callable[[bool], None]
+    etag: str  # "" if there is none
+    read_into: Callable[
+        [memoryview], int
+    ]  # reads the next bytes into a buffer; returns 0 at the end
+    finish: Callable[[bool], None]  # True if all was read: the connection is used again
 
 
 class Client(Protocol):

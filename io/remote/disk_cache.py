@@ -83,10 +83,7 @@ class DiskCache:
         return range(start // self._block_bytes, -(-(start + nbytes) // self._block_bytes))
 
     def _load(self, wanted: _Range, number: int, *, claimed: bool = False) -> bool:
-        """Copy a block's part of a range from its file; return False if the block is not there.
-
-        A damaged block is removed by the thread that will fetch it.
-        """
+        """Copy a block's part of a range; False without it. If `claimed`, drop a damaged block."""
         low = number * self._block_bytes
         nbytes = min(self._block_bytes, wanted.key.size - low)
         inside, part = wanted.part(low, low + nbytes)

@@ -119,7 +119,7 @@ class ObjectReader:
         out: memoryview,
         counts: RequestCounts,
     ) -> ObjectIdentity:
-        """Try until all bytes are there; if `identity` is known, go on at the first missing byte."""
+        """Try until all bytes are there; with `identity`, go on at the first missing byte."""
         began = time.monotonic()
         tries = done = 0
         while True:
