@@ -187,7 +187,10 @@ class PartitionedLoader(Closing):
         self._cache = None if cache is None else self._open_cache(cache)
 
     def _agree(self, cut: Cut) -> None:
-        """Compare the settings of the order on all ranks; collective; raises SignatureMismatch."""
+        """Compare the settings of the order on all ranks; collective with comm, else nothing.
+
+        Raises SignatureMismatch if they differ.
+        """
         if self._comm is None:
             return
         from hsgd.comm.agree import agree

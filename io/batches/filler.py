@@ -219,11 +219,7 @@ class Filler(BatchSource):
             self._ready.put(error)
 
     def _next_work(self, number: int) -> _Work | None:
-        """Return a piece with reads to do; plan or wait until there is one. None at the end.
-
-        A single thread plans when nothing is left to read; of several, one plans while the last
-        piece is being read.
-        """
+        """Return a piece with reads to do; plan or wait until there is one. None at the end."""
         ahead = 1 if len(self.threads) > 1 else 0
         while True:
             with self._changed:

@@ -127,7 +127,10 @@ class Iteration(Iterator[Any]):
         return batch
 
     def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:
-        """Replace this iteration by that of `anew`, unless it gave a batch or was closed."""
+        """Replace this iteration by that of `anew`, called when the next batch is requested.
+
+        Does nothing if the loop got a batch already, or the iteration was closed.
+        """
         if not self._ended and not self.progress.has_begun:
             self.close()
             self._anew = anew

@@ -191,7 +191,7 @@ class _Walk:
             self._found.shapes[name] = item.shape
 
     def _open(self, group: Any, name: str) -> tuple[str, Any]:
-        """Return the item of this name, or why it is not followed; raise errors of hard links."""
+        """Return an item by name, or why it is not followed; raise errors behind hard links."""
         try:
             link = group.get(name, getlink=True)
         except TypeError as error:  # a user-defined link

@@ -19,7 +19,7 @@ _DEEPEST = 16  # links to links, HDF5's own limit
 
 
 class LinkGuard:
-    """Checks of the way of links; a way may have `most_steps` names."""
+    """Checker of links; a path may have `most_steps` steps, those inside links included."""
 
     def __init__(self, most_steps: int = 1_000) -> None:
         self._most_steps, self._steps = most_steps, 0

@@ -351,10 +351,7 @@ def _map_file(
     checksum_rows: int = 0,
     group: str = "",
 ) -> tuple[tuple[FieldSpec, ...], SlabMap]:
-    """Return specs and extents of the named datasets of an open file, or of a group in it.
-
-    With `checksum_rows` the file is a slab, whose datasets must have checksums.
-    """
+    """Return specs and extents of datasets; with `checksum_rows` they must have checksums."""
     size = identity[0]
     specs, extents, stored_rows = [], {}, StoredRows()
     for name in names:

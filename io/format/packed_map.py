@@ -100,7 +100,7 @@ def _window_slabs(source: DataMap, length: int) -> tuple[tuple[SlabMap, ...], fr
 def _slab_of(
     source: DataMap, slab: SlabMap, start: int, count: int, length: int, skip: int | None
 ) -> SlabMap:
-    """Return windows as rows of a file from its element `skip` on; None is several files."""
+    """Return windows as rows of a file from its element `skip` on, or across files if None."""
     extents = {}
     for spec in source.fields:
         extent = slab.extents[spec.name]

@@ -34,7 +34,7 @@ _ATTRIBUTES: dict[str, float | str | None] = {
 
 
 def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict[str, Any]:
-    """Return such attributes of each field of `group` that has any.
+    """Return the packing attributes of each field of `group` that has any.
 
     Attributes without effect are left out: a scale of 1, an offset of 0, and NaN for missing
     values. Raises what h5py raises for damaged attributes.

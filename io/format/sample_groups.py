@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 LEAST_GROUPS = 16  # fewer groups are parts of one table, such as train and test, or cameras
-_LOOKED_AT = 16  # groups
+_LOOKED_AT = 16  # groups that are examined
 _ALIKE = 0.75  # part of these that must have equal fields
 _DEEPEST = 3  # groups above the samples
 _MOST_STEPS = 1_000  # names in one sample

@@ -31,10 +31,7 @@ _MOST_TILES = 4096  # parts of a virtual dataset, other than ranges of rows, tha
 
 
 def unwritten_lines(unwritten: Iterable[str], *, accepted: bool, option: str) -> list[str]:
-    """Return a warning for each line of DataMap.unwritten().
-
-    Raises DataError with the first one unless fill values are `accepted`, by `option`.
-    """
+    """Return warnings for DataMap.unwritten(); raise DataError unless accepted, by `option`."""
     lines = list(unwritten)
     if lines and not accepted:
         raise DataError(

@@ -89,9 +89,7 @@ class Answer:
     stop: int
     size: int
     etag: str  # "" if there is none
-    read_into: Callable[
-        [memoryview], int
-    ]  # reads the next bytes into a buffer; returns 0 at the end
+    read_into: Callable[[memoryview], int]  # reads the next bytes into a buffer; 0 at the end
     finish: Callable[[bool], None]  # True if all was read: the connection is used again
 
 
@@ -224,7 +222,7 @@ class _HttpClient:
 
 
 class S3Client:
-    """botocore's `client` for S3, without retries; botocore finds credentials and endpoint."""
+    """botocore's `client` for S3 without retries; it finds credentials, region and endpoint."""
 
     def __init__(self) -> None:
         with needed_for("s3://", "botocore"):

@@ -50,11 +50,7 @@ class DiskCache:
     def read_into(
         self, key: ObjectKey, start: int, out: memoryview, counts: RequestCounts, fetch: Fetch
     ) -> None:
-        """Fill `out` with bytes of an object from `start` on.
-
-        `fetch` fills a buffer from a byte position on, or raises; consecutive blocks are fetched
-        together.
-        """
+        """Fill `out` from byte `start` on; `fetch` fills a buffer from a byte on, or raises."""
         wanted = _Range(key, start, out, counts)
         missing = [n for n in self._blocks(start, len(out)) if not self._load(wanted, n)]
         while missing:

@@ -46,10 +46,7 @@ _now = _Limited()
 
 @contextmanager
 def limited(limits: Limits) -> Iterator[None]:
-    """Apply `limits` to answers to this thread's requests inside the block.
-
-    The last answer may be read after the block.
-    """
+    """Apply `limits` to answers in the block, and to the last one also after it."""
     before, _now.limits = _now.limits, limits
     try:
         yield
