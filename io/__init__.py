@@ -1,7 +1,6 @@
 """hsgd.io: training data as contiguous HDF5 slabs, read at the speed of the disk.
 
-The names below are loaded when they are first used: importing hsgd.io imports neither h5py nor
-torch.
+The names below are loaded on first use: importing hsgd.io imports neither h5py nor torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which arguments of a PartitionedLoader do not go together, or not with the data."""
+"""Checks of a PartitionedLoader's arguments against each other and against the data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["check_decoders", "check_packing", "check_policy", "check_reading", "
 
 
 def check_packing(pack: int, batch_size: int, on_error: str, read: ReadOptions) -> None:
-    """Raise ValueError for what cannot be done with windows."""
+    """Raise ValueError for options that `pack` does not allow."""
     if read.verify:
         raise ValueError(
             "verify=True with pack=: checksums cover whole documents, not windows; check the "
@@ -38,6 +38,7 @@ def check_packing(pack: int, batch_size: int, on_error: str, read: ReadOptions) 
 
 
 def check_torch_types(specs: Sequence[FieldSpec]) -> None:
+    """Raise TypeError for a field whose dtype torch does not have."""
     import torch
 
     for spec in specs:
@@ -53,6 +54,7 @@ def check_torch_types(specs: Sequence[FieldSpec]) -> None:
 def check_policy(
     on_error: str, comm: RankGroup | None, world_size: int, specs: Sequence[FieldSpec]
 ) -> None:
+    """Raise ValueError if `on_error` is unknown or impossible for these fields and ranks."""
     if on_error not in get_args(ErrorAction):
         known = ", ".join(map(repr, get_args(ErrorAction)))
         raise ValueError(f"on_error={on_error!r}; use one of {known}")
@@ -70,6 +72,7 @@ def check_policy(
 
 
 def check_reading(data: DataMap, shuffle: str, on_error: str, read: ReadOptions) -> None:
+    """Raise ValueError if the data or this machine does not allow an option of `read`."""
     if read.verify:
         check_verifiable(data, shuffle)
     if read.pin_memory:
@@ -79,6 +82,7 @@ def check_reading(data: DataMap, shuffle: str, on_error: str, read: ReadOptions)
 
 
 def check_decoders(decoders: Mapping[str, ImageDecoder], data: DataMap) -> None:
+    """Raise ValueError or TypeError for a decoder that does not fit its field."""
     specs = {spec.name: spec for spec in data.fields}
     for name, decoder in decoders.items():
         if not isinstance(decoder, ImageDecoder):
@@ -94,6 +98,7 @@ def check_decoders(decoders: Mapping[str, ImageDecoder], data: DataMap) -> None:
 
 
 def check_verifiable(data: DataMap, shuffle: str) -> None:
+    """Raise ValueError if checksums cannot be checked while reading in this order."""
     if not data.checksum_rows:
         raise ValueError(
             f"verify=True: {data.path} has no checksums; convert it with hsgd data convert"
@@ -106,7 +111,7 @@ def check_verifiable(data: DataMap, shuffle: str) -> None:
 
 
 def check_pinning() -> None:
-    """Page-locking is done by the CUDA driver."""
+    """Raise ValueError without a CUDA device, whose driver locks the pages."""
     if importlib.util.find_spec("torch") is not None:
         import torch
 

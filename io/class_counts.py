@@ -1,4 +1,4 @@
-"""The classes that a field of labels numbers: their names, and how many samples each has."""
+"""The classes of a field of labels: their names, and how many samples each has."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from .reading.row_reader import RowReader
 
 __all__ = ["ClassCounts", "class_counts"]
 
-_MOST_SAMPLES = 1 << 26  # whose labels are counted
+_MOST_SAMPLES = 1 << 26  # labels of larger datasets are not counted
 _ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """names: by label. samples: of each class, None if they were not counted: behind a URL, or too
-    many. nameless: samples with a label that has no name.
-    """
+    """The classes of one field."""
 
-    names: list[str]
-    samples: list[int] | None = None
-    nameless: int = 0
+    names: list[str]  # by label
+    samples: list[int] | None = None  # of each class; None if not counted: a URL, or too many
+    nameless: int = 0  # samples whose label has no name
 
 
 def class_counts(data: DataMap) -> dict[str, ClassCounts]:
-    """The classes of each field of whole numbers that has class_names; local, blocks while labels
-    are read. Raises DataError for labels that cannot be read.
+    """Return the classes of each integer field that has class_names; local, blocks while it reads.
+
+    Raises DataError for labels that cannot be read.
     """
     labels = {
         stored_name(data.group, spec.name): spec

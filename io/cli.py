@@ -1,6 +1,6 @@
-"""hsgd data convert | upload | info | verify | bench: the reader's commands.
+"""The commands of the reader: hsgd data convert | upload | info | verify | bench.
 
-Errors are raised and become one line in hsgd/tools/cli/commands.py, which calls `add_parser`.
+hsgd/tools/cli/commands.py calls `add_parser`, and prints errors that are raised as one line.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _command(
     description: str,
     examples: str | None = None,
 ) -> Callable[..., Any]:
-    """Add a command, which can print JSON; returns what adds its other arguments."""
+    """Add a command with the option --json; return the function that adds its other arguments."""
     parser = commands.add_parser(
         name,
         help=line,
@@ -282,7 +282,7 @@ def _upload(options: argparse.Namespace) -> int:
 def _send(
     folder: str, url: str, options: argparse.Namespace, *, threads: int, retry_s: float
 ) -> dict[str, object]:
-    """What was done, for --json; without it said in a line."""
+    """Upload a folder and return the figures for --json; without --json print them."""
     done = upload_slabs(
         folder,
         url,
@@ -301,7 +301,6 @@ def _send(
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Warnings of the block as one line each on stderr."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_, **__: print(
@@ -311,13 +310,13 @@ def _warnings_as_lines() -> Iterator[None]:
 
 
 def _show(text: str) -> None:
-    """Print, with "?" for what the terminal cannot show."""
+    """Print `text`, with "?" for characters that the terminal cannot show."""
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding))
 
 
 def _launched_together() -> Any:
-    """The communicator of all ranks under mpirun; None for a single process."""
+    """Return the communicator of all ranks under mpirun; None for a single process."""
     found = launched_once()
     if found is None or found.is_alone:
         return None

@@ -1,4 +1,4 @@
-"""PartitionedDataset: the same stream as PartitionedLoader, for torch's own DataLoader."""
+"""PartitionedDataset: the samples of PartitionedLoader for torch's own DataLoader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 else:
-    # torch is imported when this module is, which hsgd.io does only for this name.
+    # hsgd.io imports this module, and with it torch, only for PartitionedDataset.
     torch, torch_data = import_module("torch"), import_module("torch.utils.data")
     IterableDataset, get_worker_info = torch_data.IterableDataset, torch_data.get_worker_info
 
@@ -25,21 +25,22 @@ _MOST_WORKERS = 256
 
 
 class PartitionedDataset(IterableDataset[Any]):
-    """torch IterableDataset of a rank's samples, or of its batches when batch_size is given.
+    """torch IterableDataset of a rank's samples, or of its batches if batch_size is given.
 
-    Arguments are those of PartitionedLoader, and so are order and errors. batch_size=None: samples,
-    dicts of tensors (one sample each, the memory of which is used again after the last reference
-    died), which the DataLoader puts together. With num_workers > 0 the workers of all ranks divide
-    the stream as ranks do, in parts that differ by one sample at most; pass batch_size here and
-    batch_size=None to the DataLoader to have equal steps on all ranks. Each iteration is the next
-    epoch, unless set_epoch() says otherwise, also where workers iterate.
+    Arguments, order and errors are those of PartitionedLoader. With batch_size=None it yields
+    samples: dicts of tensors, which the DataLoader collates; their memory is reused after the last
+    reference is gone. With num_workers > 0 the workers of all ranks divide the stream as ranks do;
+    their parts differ by at most one sample. For equal steps on all ranks pass batch_size here and
+    batch_size=None to the DataLoader. Each iteration is the next epoch, unless set_epoch() was
+    called; this also holds for iterations in workers.
 
-    accelerator.prepare() of a DataLoader over it would divide it once more, and is refused with
-    ValueError where the loop begins: leave that DataLoader out of prepare(), prepare a
-    PartitionedLoader, which stays as it is, or have accelerate divide it: rank=0, world_size=1.
+    accelerator.prepare() of a DataLoader over this dataset would divide it a second time; the loop
+    then raises ValueError at its start. Leave that DataLoader out of prepare(), or prepare a
+    PartitionedLoader, which accelerate does not change, or let accelerate divide it: rank=0,
+    world_size=1.
 
-    Transforms that need processes go through the DataLoader; those that do not are faster in the
-    threads of PartitionedLoader.
+    Transforms that need processes go through the DataLoader; others are faster in the threads of
+    PartitionedLoader.
     """
 
     def __init__(
@@ -62,20 +63,20 @@ class PartitionedDataset(IterableDataset[Any]):
         rank, world_size = here.rank, here.world_size
         self._rank, self._world_size = rank, world_size
         self._loader = PartitionedLoader(rank=rank, world_size=world_size, **self._arguments)
-        # The epoch of set_epoch(), and how often it was iterated since: by each worker, for each
-        # number of workers, of which 0 is the program. One writer for each element; the program
-        # writes while no worker iterates.
+        # The epoch of set_epoch(), and the number of iterations since then: by number of workers (0
+        # is the program) and worker. Each element has one writer; the program writes while no
+        # worker iterates.
         self._epoch = torch.zeros(1, dtype=torch.int64)
         self._counts = torch.zeros((_MOST_WORKERS + 1, _MOST_WORKERS), dtype=torch.int64)
         for shared in (self._epoch, self._counts):
             shared.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
-        """Samples, or batches, per epoch without workers."""
+        """Return samples, or batches, per epoch without workers."""
         return self._loader.samples_per_epoch if self._samples else len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the iterations that start from now on; same value on all ranks."""
+        """Choose the epoch of iterations that start from now on; same value on all ranks."""
         self._loader.set_epoch(epoch)
         self._counts.zero_()
         self._epoch[0] = epoch
@@ -91,8 +92,8 @@ class PartitionedDataset(IterableDataset[Any]):
                 return self._items(self._loader)
             epoch = int(self._epoch + self._counts[0, 0]) + before - 1
             return self._items(self._loader, epoch)
-        # At once, and not with the first batch: a loop that is left early may never ask for that of
-        # all workers, and they must agree.
+        # Counted now, not with the first batch: all workers must agree, and a loop that ends early
+        # may not ask every worker for a batch.
         if worker.num_workers > _MOST_WORKERS:
             raise ValueError(f"num_workers={worker.num_workers}; use at most {_MOST_WORKERS}")
         own = worker.num_workers, worker.id
@@ -101,13 +102,15 @@ class PartitionedDataset(IterableDataset[Any]):
         return self._items(self._loader_of(worker.id, worker.num_workers), epoch)
 
     def _iterated_by_others(self, workers: int) -> int:
-        """Iterations since set_epoch() with another number of workers."""
+        """Return the iterations since set_epoch() with another number of workers."""
         most = self._counts.numpy().max(axis=1)
         return int(most.sum() - most[workers])
 
     def _check_nobody_divides_it(self) -> None:
-        """accelerate iterates it in a frame of its own; in workers, where it only takes each batch
-        from rank 0, there is none, and this sees nothing.
+        """Raise ValueError if accelerate iterates the dataset and would divide it again.
+
+        Finds a stack frame of accelerate. In workers there is none, so nothing is detected there;
+        accelerate then only takes each batch from rank 0.
         """
         frame = sys._getframe(1) if "accelerate" in sys.modules else None
         while frame is not None:

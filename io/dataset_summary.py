@@ -1,4 +1,4 @@
-"""What a dataset is, as text for people and as a document for programs."""
+"""The summary of a dataset, as text for people and as a document for programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_CLASSES = 20  # in a table
 
 
 def describe(data: DataMap) -> str:
-    """Return a table of the fields, below a line on the whole."""
+    """Return a table of the fields, after a line about the whole dataset."""
     size = bytes_text(data.nbytes)
     header = data.header
     if header is None:
@@ -61,8 +61,9 @@ def describe(data: DataMap) -> str:
 
 
 def document(data: DataMap) -> dict[str, object]:
-    """The facts of describe() for programs: sizes in bytes, shapes of one sample, in which None
-    stands for any number of elements.
+    """Return the facts of describe() for programs; local, blocks while labels are counted.
+
+    Sizes are in bytes; shapes are those of one sample, with None for any number of elements.
     """
     read_by = data.read_by()
     fields = [
@@ -97,9 +98,7 @@ def document(data: DataMap) -> dict[str, object]:
 
 
 def _groups_alike(fields: Sequence[str]) -> list[str]:
-    """A line if groups beside one another hold datasets of the same names, which may be parts of
-    a table, or samples that are too few to be known as such.
-    """
+    """Return a line if sibling groups, samples or parts of a table, have equal fields."""
     names = [tuple(name.split("/")) for name in fields]
     for depth in range(1, max(map(len, names), default=0)):
         homes: dict[tuple[str, ...], dict[str, set[str]]] = {}
@@ -120,7 +119,7 @@ def _groups_alike(fields: Sequence[str]) -> list[str]:
 
 
 def _class_table(field: str, classes: ClassCounts) -> list[str]:
-    """The classes of a field, the first ones if there are many."""
+    """Return lines with the classes of a field; only the first ones if there are many."""
     names, samples = classes.names, classes.samples
     shown = len(names) if len(names) <= _MOST_CLASSES else _MOST_CLASSES - 1
     rows = [(field, "class", "samples")]
@@ -135,7 +134,7 @@ def _class_table(field: str, classes: ClassCounts) -> list[str]:
 
 
 def _slab_picture(data: DataMap) -> list[str]:
-    """All slabs as one line of bars: as high as their samples, a dot where HDF5 has to read."""
+    """Return all slabs as bars as high as their samples; a dot if HDF5 must read a slab."""
     counts = data.slab_counts
     largest = max(counts)
     cells = [
@@ -152,7 +151,7 @@ def _slab_picture(data: DataMap) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns, a rule below the first."""
+    """Return rows as lines with aligned columns, and a rule below the first."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  "

@@ -1,4 +1,4 @@
-"""Where a loader stands: its epoch, how that was left before, and what the loop has had of it."""
+"""EpochState: a loader's epoch, how it was left before, and what the loop has consumed of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DAMAGED = "this state of a PartitionedLoader is damaged: {}; use an older one"
 
 @dataclass(frozen=True)
 class OrderSettings:
-    """What decides the order of a dataset besides the epoch; equal on all ranks."""
+    """All that determines the order of a dataset besides the epoch; equal on all ranks."""
 
     shuffle: str
     seed: int
@@ -39,14 +39,14 @@ class OrderSettings:
 class EpochState:
     """The epoch of the next iteration, and the progress of the last one; picklable.
 
-    cut: how each rank takes its batches. seats: of all ranks, once they are known. Raises
-    ValueError or TypeError for arguments that leave a rank without samples, or make no order.
+    `cut` says how each rank takes its batches; `seats` are those of all ranks, once known. Raises
+    ValueError or TypeError for arguments that leave a rank without samples, or define no order.
     """
 
     def __init__(self, data: DataMap, settings: OrderSettings, cut: Cut, rank: int) -> None:
         self._data, self._settings, self.cut, self.rank = data, settings, cut, rank
         self.seats: Seats | None = None
-        self.epoch, self._cuts, self._chosen = 0, (), True  # the next iteration is of epoch 0
+        self.epoch, self._cuts, self._chosen = 0, (), True  # the next iteration is epoch 0
         self._made: tuple[tuple[type, int], EpochOrder] | None = None
         self._last = (0, self._cuts, Progress())
         self.share(rank)
@@ -61,11 +61,11 @@ class EpochState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the next iteration is of the next epoch."""
+        """True if the next iteration is the next epoch."""
         return not self._chosen and self._last[2].has_begun
 
     def order(self) -> EpochOrder:
-        """Return the order of the epoch; of many samples it takes a while to make, so it stays."""
+        """Return the order of the epoch; it is kept, as making it takes time for many samples."""
         key = (type(self.epoch), self.epoch)
         if self._made is None or self._made[0] != key:
             order = EpochOrder(self._data.slab_counts, epoch=self.epoch, **asdict(self._settings))
@@ -73,11 +73,11 @@ class EpochState:
         return self._made[1]
 
     def share(self, rank: int) -> Share:
-        """Return the share of a rank in the epoch, when nothing of it was consumed."""
+        """Return the share of a rank in the whole epoch."""
         return self._share_in(rank, self._data.num_samples, resumed=False)
 
     def left(self, rank: int) -> tuple[Share, tuple[Range, ...]]:
-        """Return the share of a rank in what is left of the epoch, and its part of the stream."""
+        """Return the share of a rank in the rest of the epoch, and its part of the stream."""
         samples = [(0, self._data.num_samples)]
         share = self.share(rank)
         if self._cuts:
@@ -86,7 +86,7 @@ class EpochState:
         return share, tuple(part_of(samples, share.start, share.count))
 
     def wanted_slabs(self, nodes: list[list[int]]) -> list[list[int]]:
-        """List by node the slabs that its ranks read next, those of the first rank first."""
+        """Return by node the slabs that its ranks read next, those of the first rank first."""
         windows = self._data.windows
         crossing = frozenset() if windows is None else windows.crossing  # one sample, not a file
         wanted = []
@@ -99,19 +99,19 @@ class EpochState:
         return wanted
 
     def begin_iteration(self) -> None:
-        """Go on to the next epoch, if the last iteration had something of this one."""
+        """Go to the next epoch if the last iteration gave something of this one."""
         if self.is_over:
             self._begin(self.epoch + 1)
         self._chosen = False
 
     def follow(self, progress: Progress) -> None:
-        """Count what this iteration hands out as consumed."""
+        """Count what this iteration delivers as consumed."""
         self._last = (self.epoch, self._cuts, progress)
 
     def set_epoch(self, epoch: int, runs: Callable[[Progress], bool]) -> bool:
-        """Choose the epoch of the next iteration; whether it is another one.
+        """Choose the epoch of the next iteration; return whether it is another one.
 
-        runs: whether a loop still takes batches; its state counts until it ends.
+        `runs` says whether a loop still takes batches; its state counts until it ends.
         """
         differs = epoch != self.epoch
         if differs:
@@ -124,7 +124,7 @@ class EpochState:
         return differs
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers, strings and lists, as JSON and torch.save take them."""
+        """Return numbers, strings and lists, for JSON and torch.save."""
         epoch, cuts, progress = self._last
         if steps := progress.batches + progress.skipped:
             cuts = with_cut(cuts, replace(self.cut, steps=steps))
@@ -132,7 +132,7 @@ class EpochState:
         return {"format": _FORMAT, **self._identity(), **left}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where as_dict() was called. Raises ValueError for what does not fit here."""
+        """Continue where as_dict() was called. Raises ValueError for a state that does not fit."""
         _check_format(state)
         try:
             saved = {name: state[name] for name in self._identity()}
@@ -146,7 +146,7 @@ class EpochState:
         self.follow(Progress(ended=ended))
 
     def _identity(self) -> dict[str, Any]:
-        """What a state must have in common with the loader that goes on there."""
+        """Return what a state must have in common with a loader that continues from it."""
         data = self._data
         named = {"dataset": data.fingerprint(), "num_samples": data.num_samples}
         return {**named, **asdict(self._settings)}
@@ -182,7 +182,7 @@ class EpochState:
         )
 
     def _take_epoch(self, epoch: int) -> None:
-        """Raises TypeError or ValueError for what is none, and nothing changes."""
+        """Set the epoch; raise TypeError or ValueError, without a change, if it is invalid."""
         before, self.epoch = self.epoch, epoch
         try:
             self.order()
@@ -191,7 +191,6 @@ class EpochState:
             raise
 
     def _begin(self, epoch: int) -> None:
-        """Be at the start of an epoch."""
         self._take_epoch(epoch)
         self._cuts = ()
         self.follow(Progress())

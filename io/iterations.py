@@ -1,4 +1,4 @@
-"""The iterations of a loader in this process: the memory that they share, and what they counted."""
+"""Iterations: the iterations of a loader in this process, with their memory and counters."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["Iterations"]
 
 
 class Iterations:
-    """Of one process: a forked one makes its own. pid: of the process."""
+    """The iterations in the process `pid`; a forked process makes its own."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.RLock()  # a finalizer may run while this thread holds it
-        self._kept: list[BufferRing] = []  # that no iteration uses
+        self._kept: list[BufferRing] = []  # not in use
         self._used: list[BufferRing] = []
         self._running: list[tuple[BatchSource, Progress]] = []
         self._all: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._read, self._seen = ReadStats(), Counts()
 
     def take_ring(self, slots: int, new_ring: Callable[[int], BufferRing]) -> BufferRing:
-        """Return a ring that no iteration uses; memory is kept from one epoch to the next."""
+        """Return a ring that is not in use; memory is kept from one epoch to the next."""
         with self._lock:
             fitting = [ring for ring in self._kept if ring.base_slots >= slots]
             if fitting:
@@ -50,7 +50,7 @@ class Iterations:
         settings: IterationSettings,
         policy: ErrorPolicy,
     ) -> Iteration:
-        """Begin an iteration. ring: what its batches are read into, to be kept when it ends."""
+        """Begin an iteration; `ring`, into which its batches are read, is kept at its end."""
 
         def finished(progress: Progress) -> None:
             self._finish(source, ring, progress)
@@ -62,7 +62,6 @@ class Iterations:
         return iteration
 
     def _finish(self, source: BatchSource, ring: BufferRing | None, progress: Progress) -> None:
-        """Keep the ring of an iteration that has ended for the next, and its figures."""
         if ring is not None:
             ring.trim()
         with self._lock:
@@ -79,23 +78,22 @@ class Iterations:
             return not progress.ended and any(other is progress for _, other in self._running)
 
     def any_run(self) -> bool:
-        """Return whether some iteration has not ended."""
         return bool(self._running)
 
     def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:
-        """Let iterations that have given nothing yet begin anew when they are asked for it."""
+        """Make iterations that gave no batch yet begin again when the next one is requested."""
         for iteration in list(self._all):
             iteration.supersede(anew)
 
     def close(self) -> None:
-        """End all, and give back the memory of batches that nobody has."""
+        """End all iterations, and free the memory of batches that nobody holds."""
         for iteration in list(self._all):
             iteration.close()
         with self._lock:
             self._kept.clear()
 
     def figures(self) -> dict[str, Any]:
-        """Return what was read, and handed out, over all iterations; and their memory."""
+        """Return the counters over all iterations, and the bytes of their memory."""
         with self._lock:
             read, seen = replace(self._read), replace(self._seen)
             for source, progress in self._running:
@@ -111,7 +109,7 @@ class Iterations:
 
 
 def _add(total: Any, parts: Sequence[Any]) -> None:
-    """Add the figures of `parts` to those of `total`, a dataclass; keep the first text."""
+    """Add the counters of `parts` to `total`, a dataclass; keep the first text."""
     for part in parts:
         for field in fields(total):
             before, more = getattr(total, field.name), getattr(part, field.name)

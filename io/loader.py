@@ -1,7 +1,7 @@
 """PartitionedLoader: the batches of one rank, read ahead by threads.
 
-It talks to no other rank without comm: rank and world_size are arguments, and equal arguments
-everywhere are enough for equal steps and disjoint samples.
+Without comm it sends no messages: equal arguments on all ranks, except for rank, are enough for
+equal numbers of steps and disjoint samples.
 """
 
 from __future__ import annotations
@@ -64,56 +64,65 @@ _PACKED = "its values are delivered as they are stored; apply these in transform
 
 
 class PartitionedLoader(Closing):
-    """Iterable of the batches of one rank in one epoch; iterate again for the next epoch.
+    """Iterable over the batches of one rank in one epoch; iterate again for the next epoch.
 
-    A batch is a dict: field name -> CPU torch tensor of shape (samples, ...), or NumPy array when
-    torch is not installed or as_numpy=True; for a field whose samples differ in length it is a
-    hsgd.io.Ragged of two of them. Tensors look at the memory into which the file was read and
-    belong to the caller: that memory is used again only after the last of them has died.
+    A batch is a dict: field name -> CPU torch tensor of shape (samples, ...), or NumPy array if
+    torch is not installed or as_numpy=True. A field whose samples differ in length is a
+    hsgd.io.Ragged of two of them. Tensors are views of the memory into which the file was read, and
+    belong to the caller: that memory is reused only after the last tensor is gone.
 
-    path: a slab folder (hsgd data convert) or an ordinary HDF5 file, or the URL of one (https, http
-    or s3). batch_size: samples per rank.
-    rank, world_size: both, or neither: then they are those of comm, of torch.distributed, or what
-    torchrun, hsgd run, horovodrun, mpirun or srun say; repr() shows where they are from.
-    shuffle: "block" (blocks permuted globally, then samples within windows), "slabs" (the same
-    among a few slabs at a time, and ranks take these in turn, epoch by epoch, inside their node
-    first), "full" (one permutation of all samples; reads single rows) or "none" (the order of the
-    files). seed and epoch alone determine the order; they must be equal on all ranks, and so must
-    block_bytes and window_bytes of `read`, the sizes of what is shuffled. The first iteration is
-    epoch 0, and each one after an iteration that gave a batch, or ended, the next epoch, unless
-    set_epoch() says otherwise; so all ranks iterate equally often.
-    drop_last, pad: see hsgd.io.share_of. By default every sample comes once per epoch; ranks that
-    would be one sample short repeat one; pad=False repeats nothing (for evaluation), the
-    last batch may then be empty on some ranks. All ranks have the same number of steps.
-    fields: names to read (all by default). group: of an HDF5 file, such as "train": it takes the
-    place of the whole file, and names are those inside it.
-    pack: a sample is a window of so many elements of the ragged fields (those of `fields`): window
-    n is the elements [n * pack, (n + 1) * pack) of all samples in the order of the files, each
-    element in one window, but for less than `pack` at the end. A batch then has "cu_seqlens" too:
-    int32, where segments begin in the batch of samples * pack elements, and its end; a segment is a
-    document or what a window has of it.
-    decode: by field, how its encoded samples become arrays, in threads: see hsgd.io.images. A
-    sample that cannot be decoded is one that cannot be read.
-    transform: called with each batch; what it returns is delivered, in order.
-    device: where its tensors are delivered: "cuda" (the current device of torch) or "cuda:1", say.
-    They are copied from page-locked memory, by a CUDA stream of the loader's own, while the stream
-    that is current at next() still computes; what that stream does afterwards comes after the copy.
-    Ragged fields, mapped batches and what `transform` makes are in ordinary memory: the loop waits
-    while they are copied. So are objects with a method to(), by the current stream.
-    on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
-    or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
-    every batch costs one small allreduce, and all ranks raise or skip together, so that nobody
-    waits in a collective for a rank that failed. "skip" on several ranks needs it. With comm rank 0
-    alone examines the files (collective: all ranks make the loader), which must have one path.
-    local_size: ranks of each node, for "slabs", when there is no comm to ask (ranks are numbered
-    node by node).
-    read: how it reads: threads, memory, sizes of what is shuffled. cache: slabs in the memory of
-    the node, which needs comm; making the loader and iter() are then collective.
+    The order depends only on seed and epoch, which must be equal on all ranks, and so must
+    block_bytes and window_bytes of `read`. The first iteration is epoch 0. An iteration after one
+    that gave a batch, or ended, is the next epoch, unless set_epoch() was called. So all ranks must
+    iterate equally often; they have the same number of steps.
 
-    Local: sends no message without comm. Picklable (without comm) and safe to fork; an iteration
-    that runs stays in its process. `with` ends iterations that run. Raises DataError for files that
-    are missing, truncated, foreign, unsealed or changed, ValueError for arguments that leave a rank
-    without samples.
+    Local without `comm`. Picklable (without comm) and safe to fork; a running iteration stays in
+    its process. `with` ends running iterations.
+
+    Args:
+        path: a slab folder (hsgd data convert), an ordinary HDF5 file, or the URL of one (https,
+            http or s3).
+        batch_size: samples per rank.
+        rank: with world_size; if both are None they come from comm, from torch.distributed, or from
+            torchrun, hsgd run, horovodrun, mpirun or srun; repr() shows the source.
+        shuffle: "block" permutes blocks globally, then samples within windows. "slabs" does the
+            same among a few slabs at a time, which ranks take in turn, epoch by epoch, first inside
+            their node. "full" is one permutation of all samples and reads single rows. "none" is
+            the order of the files.
+        drop_last: leave out incomplete batches, see hsgd.io.share_of. By default every sample comes
+            once per epoch.
+        pad: ranks that would be one sample short repeat one. False repeats nothing (for
+            evaluation); the last batch may then be empty on some ranks.
+        fields: names to read; all by default.
+        group: of an HDF5 file, such as "train": it replaces the whole file, and names are those
+            inside it.
+        pack: a sample is a window of this many elements of the ragged fields (those of `fields`):
+            window n has the elements [n * pack, (n + 1) * pack) of all samples in the order of the
+            files. Less than `pack` elements at the end are left out. A batch then has "cu_seqlens",
+            too: int32, the starts of segments in the batch of samples * pack elements, and its end;
+            a segment is the part of a document inside one window.
+        decode: by field, how threads turn encoded samples into arrays: see hsgd.io.images. A sample
+            that cannot be decoded counts as one that cannot be read.
+        transform: called with each batch; its results are delivered, in order.
+        device: where tensors are delivered, such as "cuda" (torch's current device) or "cuda:1".
+            They are copied from page-locked memory by a CUDA stream of the loader, while the stream
+            that is current at next() still computes; later work of that stream comes after the
+            copy. Ragged fields, mapped batches and results of `transform` are in ordinary memory:
+            the loop waits for their copy. Other objects with a method to() are copied by the
+            current stream.
+        on_error: for batches with samples that cannot be read: "raise" an error, "skip" the batch,
+            or "substitute" the samples by others of the batch. "skip" on several ranks needs comm.
+        comm: a hsgd.Comm of these ranks. Each batch then costs one small allreduce, and all ranks
+            raise or skip together, so no rank waits for one that failed. Only rank 0 examines the
+            files, whose path must be the same on all ranks; making the loader is collective.
+        local_size: ranks of each node, for "slabs" without comm; ranks are numbered node by node.
+        read: threads, memory, and the sizes that are shuffled.
+        cache: slabs in the memory of the node; needs comm. Making the loader and iter() are then
+            collective.
+
+    Raises:
+        DataError: files are missing, truncated, foreign, unsealed or changed.
+        ValueError: the arguments leave a rank without samples, or do not fit together.
     """
 
     def __init__(
@@ -178,8 +187,9 @@ class PartitionedLoader(Closing):
         self._cache = None if cache is None else self._open_cache(cache)
 
     def _agree(self, cut: Cut) -> None:
-        """Compare with the other ranks what decides which samples each reads; collective with comm,
-        else nothing. Raises SignatureMismatch.
+        """Compare the settings of the order on all ranks; collective with comm, else nothing.
+
+        Raises SignatureMismatch if they differ.
         """
         if self._comm is None:
             return
@@ -190,7 +200,7 @@ class PartitionedLoader(Closing):
         agree(comm, "PartitionedLoader", lambda: own)
 
     def _check_delivery(self) -> None:
-        """Refuse fields that cannot become what was asked for, and name what is no field."""
+        """Raise an error for fields that cannot be delivered, and warn of what is left out."""
         data = self._data
         check_decoders(self._decoders, data)
         kept = [spec for spec in data.fields if spec.name not in self._decoders]
@@ -222,19 +232,17 @@ class PartitionedLoader(Closing):
         )
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, the same on all ranks and in all epochs."""
+        """Return the steps of a whole epoch, the same on all ranks and in all epochs."""
         return self._state.share(self._here.rank).steps
 
     @property
     def steps_left(self) -> int:
-        """Steps of the next iteration: fewer than len() in the rest of an epoch that a state left;
-        the same on all ranks.
-        """
+        """Steps of the next iteration, equal on all ranks; fewer than len() for a loaded state."""
         return len(self) if self._state.is_over else self._state.left(self._here.rank)[0].steps
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration, or the one that was chosen since."""
+        """Epoch of the latest iteration, or the one set since."""
         return self._state.epoch
 
     def __repr__(self) -> str:
@@ -288,46 +296,42 @@ class PartitionedLoader(Closing):
         return self._memory.slots(share, self._state.order().piece_samples)
 
     def close(self) -> None:
-        """End the iterations that run, and give back the memory of batches that nobody has; local.
-
-        The loader can be iterated again.
-        """
+        """End running iterations, and free unused memory; local. The loader stays usable."""
         self._iterations.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; same value on all ranks.
 
-        A state that was loaded stays in force when `epoch` is the one that it was saved in.
-        An iteration that has given no batch yet begins anew in that epoch.
+        A loaded state stays in force if `epoch` is the epoch in which it was saved. An iteration
+        that has given no batch yet starts again in that epoch.
         """
         if self._state.set_epoch(epoch, self._iterations.runs):
             self._iterations.supersede(self.__iter__)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is: what the latest iteration has handed out is consumed.
+        """Return the position of the loop: what the latest iteration has delivered counts; local.
 
-        A few numbers, the same on all ranks after the same step; batches that were only read ahead
-        do not count. Local.
+        The state is a few numbers, the same on all ranks after the same step. Batches that were
+        only read ahead do not count.
         """
         return self._state.as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where state_dict() was called, perhaps on another number of ranks; on every rank.
+        """Continue where state_dict() was called, also on another number of ranks; on every rank.
 
         The next iteration gives the samples of that epoch which no rank had consumed, each exactly
-        once; with as many ranks and the same batch_size, in the same order (but for padding). Where
-        the loop had seen the end of that epoch the next iteration is of the next epoch, unless
-        set_epoch() names that one again: then nothing is left.
-        Raises ValueError for the state of another dataset, or of another order (seed, shuffle,
-        block and window).
+        once; with as many ranks and the same batch_size in the same order (except for padding). If
+        the loop had seen the end of that epoch, the next iteration is the next epoch, unless
+        set_epoch() names that epoch again: then nothing is left. Raises ValueError for the state of
+        another dataset or order (seed, shuffle, block and window).
         """
         self._state.load(state)
-        # Trainers call iter() before they choose the epoch or load a state.
+        # Trainers call iter() before they set the epoch or load a state.
         self._iterations.supersede(self.__iter__)
 
     @property
     def sampler(self) -> PartitionedLoader:
-        """Itself: trainers call sampler.set_epoch(epoch) before each epoch."""
+        """The loader itself: trainers call sampler.set_epoch(epoch) before each epoch."""
         return self
 
     @property
@@ -337,32 +341,33 @@ class PartitionedLoader(Closing):
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples that this rank gets per epoch, padding included."""
+        """Samples of this rank per epoch, padding included."""
         return self._state.share(self._here.rank).count
 
     @property
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Name, shape and dtype of what a sample holds, in a batch."""
+        """Name, shape and dtype of each field of a sample, as delivered in a batch."""
         return tuple(
             self._decoders[spec.name].spec(spec.name) if spec.name in self._decoders else spec
             for spec in self._data.fields
         )
 
     def metrics(self) -> dict[str, Any]:
-        """Return what was read since construction, over all iterations in this process.
+        """Return counters since construction, over all iterations in this process; local.
 
-        bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
-        requests and retries (to servers), fetched_bytes (from them), disk_bytes (from the cache on
-        disk instead), disk_damaged (blocks there),
-        direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
-        that the loop waited for batches), skipped (batches), substituted (samples), padding
-        (samples per epoch that another rank has too), tail (elements of a field behind the last
-        window, with pack), buffer_bytes (memory of the batches as they are read), decoded_bytes (of
-        those that were decoded),
-        cached_slabs (in the memory of the node), cache_bytes (that this rank read for it),
-        exchanged_bytes (that it got for it from other nodes), and
-        bypass: field name -> "preadv", "range requests" behind a URL, either with " + gzip" and the
-        like for chunks, "mmap", or "h5py: " and the reason.
+        Reading: bytes_read, preadv_calls, h5py_calls, read_s (seconds, summed over threads),
+        requests and retries (to servers), fetched_bytes (from servers), disk_bytes (from the cache
+        on disk instead), disk_damaged (blocks there), direct_refusal (why direct=True does not
+        hold, or ""), and bypass: field name -> "preadv", "range requests" behind a URL, either with
+        " + gzip" and the like for chunks, "mmap", or "h5py: " and the reason.
+
+        Batches: batches, samples, wait_s (seconds that the loop waited for batches), skipped
+        (batches), substituted (samples), padding (samples per epoch that another rank has, too),
+        tail (elements of a field after the last window, with pack), buffer_bytes (memory of the
+        batches as read), decoded_bytes (memory of decoded batches).
+
+        The node's cache: cached_slabs (now in memory), cache_bytes (that this rank read for it),
+        exchanged_bytes (that this rank got for it from other nodes).
         """
         bypass = self._data.read_by()
         if self._options.mapped:
@@ -377,7 +382,7 @@ class PartitionedLoader(Closing):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process; statistics begin anew."""
+        """Leave out what belongs to this process; counters start again."""
         return {**vars(self), "_iterations": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -386,7 +391,7 @@ class PartitionedLoader(Closing):
 
 
 def _order_settings(data: DataMap, shuffle: str, seed: int, read: ReadOptions) -> OrderSettings:
-    # Blocks are whole HDF5 chunks where there are chunks.
+    # Blocks consist of whole HDF5 chunks, if there are chunks.
     row_bytes, chunk_rows = max(1, data.row_bytes), data.chunk_rows
     block_samples = -(-max(1, read.block_bytes // row_bytes) // chunk_rows) * chunk_rows
     return OrderSettings(shuffle, seed, block_samples, max(1, read.window_bytes // row_bytes))

@@ -1,4 +1,4 @@
-"""How much memory the batches of a loader take."""
+"""MemoryPlan: how much memory the batches of a loader take."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ __all__ = ["MemoryPlan"]
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The sizes of rings, within memory_limit. batch_samples: the most that a batch has. on_cuda:
-    batches are copied to a CUDA device.
-    """
+    """The sizes of rings, within memory_limit."""
 
     data: DataMap
     options: ReadOptions
     decoders: Mapping[str, ImageDecoder]
-    batch_samples: int
-    on_cuda: bool
+    batch_samples: int  # of the largest batch
+    on_cuda: bool  # batches are copied to a CUDA device
 
     @property
     def pins_decoded(self) -> bool:
-        """Whether decoded batches are page-locked."""
         return self.options.pin_memory or self.on_cuda
 
     @property
     def pins_rows(self) -> bool:
-        """Whether what is read is: with ragged fields a slot has room for the longest samples, and
-        most of it is never touched. It is page-locked only where that was asked for.
+        """True if batches as read are page-locked.
+
+        With ragged fields a slot has room for the longest samples, and most of it is never touched;
+        then it is page-locked only on request.
         """
         ragged = any(spec.ragged for spec in self.data.fields)
         return self.options.pin_memory or (self.pins_decoded and not ragged)
 
     def slots(self, share: Share, piece_samples: int) -> int:
-        """Count the batches of a ring: two windows, those read ahead, and what the loop has.
+        """Return the number of batches in a ring: two windows, read_ahead, and those of the loop.
 
-        Raises ValueError for a batch_size, or a memory_limit, with which nothing can be read.
+        Raises ValueError for a batch_size or memory_limit with which nothing can be read.
         """
         if self.batch_samples >= MOST_ROWS:
             raise ValueError(
@@ -70,7 +69,6 @@ class MemoryPlan:
         return min(slots, limit // each)
 
     def new_ring(self, slots: int) -> BufferRing:
-        """Take the memory of the batches that are read."""
         return BufferRing(
             self.data.fields,
             self.batch_samples,
@@ -81,7 +79,7 @@ class MemoryPlan:
         )
 
     def new_decoded_ring(self) -> BufferRing:
-        """Take the memory of decoded batches; with memory_limit it never grows."""
+        """Allocate the memory of decoded batches; with memory_limit it never grows."""
         specs = [each.memory_spec(name) for name, each in self.decoders.items()]
         limit = None if self.options.memory_limit is None else self._decoded_bytes
         slots = self._decoded_slots
@@ -93,7 +91,7 @@ class MemoryPlan:
 
     @property
     def _decoded_slots(self) -> int:
-        return max(2, self.options.read_ahead)  # the loop has one while it asks for the next
+        return max(2, self.options.read_ahead)  # the loop holds one while it takes the next
 
     @property
     def _decoded_bytes(self) -> int:
@@ -105,7 +103,7 @@ class MemoryPlan:
 
     @property
     def _other_bytes(self) -> int:
-        """What memory_limit counts beside the ring."""
+        """Bytes that count for memory_limit besides the ring."""
         options = self.options
         each = staging_bytes(self.data, direct=options.direct, verify=options.verify)
         return options.threads * each + self._decoded_bytes

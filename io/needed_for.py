@@ -1,4 +1,4 @@
-"""Imports of packages that not everybody has."""
+"""Errors for optional packages that are missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["needed_for"]
 
 @contextmanager
 def needed_for(what: str, package: str) -> Iterator[None]:
-    """Turn an import that fails inside the block into MissingExtra, which says what to install."""
+    """Turn an ImportError inside the block into MissingExtra, which says what to install."""
     try:
         yield
     except ImportError as error:

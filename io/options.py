@@ -1,4 +1,4 @@
-"""How a PartitionedLoader reads, and what it keeps in a node's memory: its arguments in groups."""
+"""ReadOptions and CacheOptions: arguments of a PartitionedLoader in groups."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ _LEAST_CACHE = 2 << 20
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a loader reads; local to each rank, but for the first two."""
+    """How a loader reads; each rank may choose, except for block_bytes and window_bytes."""
 
     block_bytes: int = 4 << 20
-    """What is shuffled as a whole with shuffle="block" or "slabs"; equal on all ranks."""
+    """Bytes of the blocks that shuffle="block" and "slabs" permute; equal on all ranks."""
     window_bytes: int = 64 << 20
-    """Within so much samples are shuffled, then; equal on all ranks."""
+    """Bytes of the windows inside which samples are shuffled then; equal on all ranks."""
     threads: int = 4
-    """How many read, and so how many reads are under way at once."""
+    """Reading threads, and so the number of reads at the same time."""
     read_ahead: int = 4
     """Batches that are ready before the loop asks for them."""
     memory_limit: int | None = None
-    """Bytes that the batches may take; None: two windows and read_ahead batches, and more while the
-    loop keeps more than read_ahead old batches. Arguments that need more are refused, and a loop
-    that keeps too many batches gets a MemoryError."""
+    """Bytes that batches may take. None: two windows and read_ahead batches, and more while the
+    loop holds more than read_ahead old batches. Arguments that need more raise ValueError; a loop
+    that holds too many batches gets a MemoryError."""
     transform_threads: int = 0
-    """Threads that call `transform`; 0: the loop does."""
+    """Threads that call `transform`; with 0 the loop's thread does."""
     decode_threads: int | None = None
-    """Threads that decode samples, with `decode`; None: as many as this process has cores."""
+    """Threads that decode samples, with `decode`; None is one per core of this process."""
     pin_memory: bool = False
     """Page-lock the buffers for a GPU."""
     direct: bool = False
-    """Read past the page cache (O_DIRECT); where the file system cannot, metrics() says so."""
+    """Read past the page cache (O_DIRECT); if the file system cannot, metrics() says so."""
     verify: bool = False
-    """Check the checksum of everything that is read, and raise DataError naming file and byte where
-    it is wrong; blocks of checksum_rows samples are then read whole. Needs a slab folder."""
+    """Check all checksums; a wrong one raises DataError, naming file and byte. Blocks of
+    checksum_rows samples are then read whole. Needs a slab folder."""
     mapped: bool = False
-    """With shuffle="none": batches are views of the mapped files, nothing is copied or read ahead.
-    For data in the page cache, in files that nobody cuts off: that would end the process."""
+    """With shuffle="none": batches are views of the mapped files; nothing is copied or read ahead.
+    For data in the page cache. Truncating a file meanwhile kills the process."""
     fill_unwritten: bool = False
-    """Give HDF5's fill values for rows that nobody ever wrote (chunks without data, parts of a
-    virtual dataset without source), with a warning; otherwise they are a DataError."""
+    """Give HDF5's fill values for rows that were never written (missing chunks, parts of a virtual
+    dataset without source), with a warning; otherwise they are a DataError."""
     timeout_s: float = 600.0
-    """Longest wait for one batch."""
+    """Longest wait for one batch, seconds."""
     retry_s: float = 60.0
-    """Of a dataset behind a URL: how long a request that fails is sent again, before DataError."""
+    """For URLs: seconds for which a failing request is repeated before DataError."""
     disk_cache: str | os.PathLike[str] | None = None
-    """Of a dataset behind a URL: a folder on a local disk that keeps what was read, for later
-    epochs, other ranks of the node and later jobs; made if it is not there."""
+    """For URLs: a folder on a local disk that keeps what was read, for later epochs, other ranks of
+    the node and later jobs; made if it does not exist."""
     disk_cache_bytes: int = 64 << 30
-    """The most bytes of files in that folder."""
+    """Limit for the files in that folder."""
 
     def __post_init__(self) -> None:
         least = min(self.read_ahead, self.block_bytes, self.window_bytes, self.threads)
@@ -90,18 +90,18 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Slabs in the shared memory of each node: each is read once, before the first batch, by one of
-    the node's ranks, and stays for later epochs; equal on all ranks.
+    """Options of the cache of slabs in the shared memory of each node; equal on all ranks.
 
-    With shuffle="slabs" a node needs its share of the dataset for as many epochs as it has ranks,
-    otherwise all of it in every epoch; what does not fit is read from the files.
+    Each slab is read once, before the first batch, by one of the node's ranks, and stays for later
+    epochs. With shuffle="slabs" a node needs its share of the dataset for as many epochs as it has
+    ranks, otherwise all of it in every epoch. What does not fit is read from the files.
     """
 
     node_bytes: int
     """Shared memory of each node."""
     exchange: Exchange = "files"
-    """Where a slab comes from that the memory of another node holds already: the "files", or that
-    memory, by alltoall of "comm"."""
+    """Source of a slab that another node already holds: "files", or with "comm" the memory of that
+    node, by alltoall."""
 
     def __post_init__(self) -> None:
         if self.node_bytes < 1:

@@ -1,4 +1,4 @@
-"""Which rank this process is, and of how many, when the caller does not say."""
+"""The rank of this process and the number of ranks, if the caller does not give them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALONE = "no launcher"
 
 @dataclass(frozen=True)
 class RankHere:
-    """found: where from."""
+    """Rank and number of ranks; `found` names their source."""
 
     rank: int
     world_size: int
@@ -31,9 +31,14 @@ def rank_here(
     comm: Any = None,
     environ: Mapping[str, str] = os.environ,
 ) -> RankHere:
-    """What the caller says, else `comm`, else torch.distributed or hsgd where one is initialized,
-    else the variables of a launcher, else one rank alone. Raises ValueError for one of both, and
-    LaunchError where a launcher started this process beside others and gave it no rank and size.
+    """Find the rank of this process and the number of ranks; local.
+
+    Uses the first of: the arguments, `comm`, an initialized torch.distributed or hsgd, the
+    variables of a launcher, one rank alone.
+
+    Raises:
+        ValueError: only one of rank and world_size is given.
+        LaunchError: a launcher started several processes and gave this one no rank and size.
     """
     if rank is not None and world_size is not None:
         return RankHere(rank, world_size, "the arguments")
@@ -62,7 +67,7 @@ def rank_here(
 
 
 def _initialized() -> RankHere | None:
-    """The rank in what this process has initialized by now; hsgd counts once init() was called."""
+    """Return the rank in torch.distributed or hsgd, if either is initialized in this process."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return RankHere(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
@@ -73,7 +78,7 @@ def _initialized() -> RankHere | None:
 
 
 def check_still_alone(here: RankHere) -> None:
-    """Raise RuntimeError where no rank was found, and there are several by now."""
+    """Raise RuntimeError if no rank was found before and there are several ranks now."""
     if here.found != _ALONE:
         return
     now = _initialized()

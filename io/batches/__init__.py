@@ -1,3 +1,3 @@
-"""From the stream of samples to batches: reads, threads, buffers, errors."""
+"""Making batches from the stream of samples: reads, threads, buffers, errors."""
 
 __all__: list[str] = []

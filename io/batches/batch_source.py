@@ -1,4 +1,4 @@
-"""Where the batches of an iteration come from: what reading threads, views and decoders share."""
+"""BatchSource: the interface of reading threads, mapped views and decoders."""
 
 from __future__ import annotations
 
@@ -18,33 +18,30 @@ __all__ = ["BatchSource", "Filled"]
 
 @dataclass
 class Filled:
-    """A batch whose rows have arrived. bad: rows that have not, by the error that kept them.
-    segments: of windows, where they begin in the batch; samples: their numbers in the dataset,
-    where the plan is `numbered`; both in parts that follow one another.
-    """
+    """A batch whose rows have arrived; `segments` and `samples` are in consecutive parts."""
 
-    memory: Any  # of which its source makes arrays; None for an empty batch
+    memory: Any  # from which its source makes arrays; None for an empty batch
     count: int
-    bad: list[tuple[IntArray, DataError]] = field(default_factory=list)
-    segments: list[Starts] = field(default_factory=list)
-    samples: list[IntArray] = field(default_factory=list)
+    bad: list[tuple[IntArray, DataError]] = field(default_factory=list)  # unreadable rows
+    segments: list[Starts] = field(default_factory=list)  # their starts, for windows
+    samples: list[IntArray] = field(default_factory=list)  # numbers, if `numbered`
 
 
 class BatchSource(ABC):
-    """The batches of one iteration, in order. stats: of all that read for it."""
+    """The batches of one iteration, in order; `stats` are those of all its reading threads."""
 
     stats: list[ReadStats]
 
     @property
     def decoded_bytes(self) -> int:
-        """Memory of decoded batches, those that the loop has included."""
+        """Memory of decoded batches, those in the loop included."""
         return 0
 
     @abstractmethod
     def get(self, timeout_s: float) -> Filled | BaseException | None:
-        """Wait for the next batch, or the exception that came in its place; None at the end.
+        """Wait for the next batch, or the exception in its place; None at the end.
 
-        Raises queue.Empty after timeout_s, MemoryError if the loop keeps all the memory.
+        Raises queue.Empty after timeout_s, MemoryError if the loop holds all the memory.
         """
 
     @abstractmethod
@@ -53,8 +50,8 @@ class BatchSource(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let everything end as soon as it can, without waiting for it."""
+        """Make everything end as soon as it can, without waiting."""
 
     @abstractmethod
     def release(self, timeout_s: float) -> bool:
-        """Wait for the end, and give back files and memory; whether all has ended in time."""
+        """Wait for the end, and free files and memory; return whether all ended in time."""

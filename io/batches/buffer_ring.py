@@ -1,8 +1,4 @@
-"""The buffers that become batches: used again only after the last tensor over them has died.
-
-A slot that was handed out comes back by itself when the last array or tensor that looks at it dies,
-in whatever thread that happens.
-"""
+"""BufferRing: buffers for batches, free again when the last tensor over them is gone."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ class RingClosed(Exception):
 
 
 class _PinnedSlots:
-    """Several slots that have their memory from torch's allocator, batch by batch."""
+    """Slots that get their memory from torch's allocator, batch by batch."""
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
         self.nbytes = slot_bytes * slots
@@ -45,12 +41,12 @@ class _PinnedSlots:
 
 
 class _Arena:
-    """One piece of memory of several slots. active: its slots are to be used again."""
+    """One piece of memory for several slots, which are reused while it is `active`."""
 
     def __init__(self, slot_bytes: int, slots: int, *, sparse: bool) -> None:
-        # Large pages mean fewer faults and fewer misses; they need an aligned address, and memory
-        # that is private: Linux gives none to what may be shared, as mmap makes it by default.
-        # Where most of a slot is never touched, they would take memory for nothing.
+        # Huge pages mean fewer page faults and TLB misses. They need an aligned address and private
+        # memory: Linux has none for shared memory, mmap's default. If most of a slot is never
+        # touched, they would waste memory.
         whole = slot_bytes * slots
         slack = _HUGE if whole >= _HUGE and not sparse else 0
         try:
@@ -69,7 +65,7 @@ class _Arena:
 
 
 class Slot:
-    """Memory of one batch. block: page-locked memory, while it is not handed out."""
+    """Memory of one batch; `block` is its page-locked memory until it is delivered."""
 
     __slots__ = ("address", "arena", "block")
 
@@ -79,7 +75,7 @@ class Slot:
         self.block: torch.Tensor | None = None
 
     def pin(self, nbytes: int) -> None:
-        """Have page-locked memory. Raises RuntimeError when the driver refuses."""
+        """Allocate page-locked memory. Raises RuntimeError if the driver refuses."""
         if self.block is None:
             self.block = new_block(nbytes)
             self.address = self.block.data_ptr()
@@ -92,7 +88,7 @@ def batch_layout(
     pin: bool = False,
     longest: Mapping[str, int] | None = None,
 ) -> SlotLayout:
-    """Lay out one batch as a BufferRing of these arguments does, without its memory."""
+    """Return the layout of a batch in a BufferRing with these arguments, without its memory."""
     elements = {name: batch_size * count for name, count in (longest or {}).items()}
     layout = slot_layout(specs, batch_size, elements)
     nbytes = max(_PAGE, -(-layout.nbytes // _PAGE) * _PAGE)
@@ -102,14 +98,17 @@ def batch_layout(
 class BufferRing:
     """Slots for batches of `batch_size` samples of the fields `specs`.
 
-    longest: elements of the longest sample of each ragged field. A slot has room for a batch of
-    them; memory that no batch needed is never touched. Offsets lie before the values.
+    A slot is free again when the last array or tensor over it is gone, in whatever thread.
 
-    pin: page-locked memory, from which a CUDA device copies, of whole slots; see pinned_memory.py.
-    The slot of a batch is free when its tensors have died, but what it is filled into then is other
-    memory, while the device still copies.
-    slots: how many there are from the start. memory_limit: bytes that all slots together may take,
-    None for no limit: then slots are added while the training loop keeps old batches.
+    Args:
+        slots: their number at first.
+        memory_limit: bytes that all slots together may take. With None slots are added while the
+            training loop holds old batches.
+        pin: use page-locked memory, from which a CUDA device copies, for whole slots
+            (pinned_memory.py). While the device still copies a batch that is gone, its slot gets
+            other memory.
+        longest: elements of the longest sample of each ragged field. A slot has room for a batch of
+            them; unused memory is never touched. Offsets lie before the values.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class BufferRing:
         self.offsets, self.slot_bytes = layout.offsets, layout.nbytes
         self._specs = tuple(specs)
         self._limit, self._pin = memory_limit, pin
-        # SimpleQueue because a destructor may put into it, whatever its thread is doing.
+        # SimpleQueue, as a destructor may put into it at any point of a thread.
         self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._arenas: list[_Arena | _PinnedSlots] = []
         self._lease = _lease_type(self.slot_bytes, self._free)
@@ -135,11 +134,9 @@ class BufferRing:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots."""
         return sum(arena.nbytes for arena in self._arenas)
 
     def can_grow(self) -> bool:
-        """Return whether one more slot stays within the limit."""
         return self._limit is None or self.nbytes + self.slot_bytes <= self._limit
 
     def grow(self, slots: int) -> None:
@@ -152,8 +149,8 @@ class BufferRing:
         if self._pin:
             pinned = _PinnedSlots(self.slot_bytes, slots)
             first, *others = (Slot(pinned) for _ in range(slots))
-            # Here, and not in a reading thread: CUDA, if it was not used before, begins on the
-            # device that is current in the loop's thread. Where this fails, take() says so.
+            # Not in a reading thread: CUDA, if not used before, is initialized on the device that
+            # is current in the loop's thread. If this fails, take() raises the error.
             with contextlib.suppress(RuntimeError):
                 first.pin(self.slot_bytes)
             self._arenas.append(pinned)
@@ -166,21 +163,23 @@ class BufferRing:
             self._free.put(Slot(arena, arena.address + number * self.slot_bytes))
 
     def trim(self) -> None:
-        """Give up what was added: memory that the loop still uses goes when the loop drops it."""
+        """Remove added slots; memory that the loop still uses is freed when the loop drops it."""
         for arena in self._arenas[1:]:
             arena.active = False
         del self._arenas[1:]
 
     def discard(self) -> None:
-        """Give up all memory; what the loop still uses goes when the loop drops it."""
+        """Remove all slots; memory that the loop still uses is freed when the loop drops it."""
         for arena in self._arenas:
             arena.active = False
         self._arenas.clear()
         self.discard_wakes()
 
     def take(self, timeout_s: float | None) -> Slot:
-        """Wait for a free slot. Raises queue.Empty after timeout_s, RingClosed by wake(), and
-        RuntimeError where memory cannot be pinned.
+        """Wait for a free slot.
+
+        Raises queue.Empty after timeout_s, RingClosed after wake(), and RuntimeError if memory
+        cannot be pinned.
         """
         while True:
             slot = self._free.get_nowait() if timeout_s == 0 else self._free.get(timeout=timeout_s)
@@ -197,19 +196,18 @@ class BufferRing:
             return slot
 
     def has_free(self) -> bool:
-        """Return whether take() would not wait."""
         return not self._free.empty()
 
     def give_back(self, slot: Slot) -> None:
-        """Take back a slot that was never handed out."""
+        """Take back a slot that was not delivered."""
         self._free.put(slot)
 
     def wake(self) -> None:
-        """Let one waiting take() raise RingClosed."""
+        """Make one waiting take() raise RingClosed."""
         self._free.put(None)
 
     def discard_wakes(self) -> None:
-        """Forget wakes that nobody waited for, before the ring is used again."""
+        """Drop unused wakes, and inactive slots, before the ring is used again."""
         kept = []
         while not self._free.empty():
             slot = self._free.get_nowait()
@@ -219,7 +217,7 @@ class BufferRing:
             self._free.put(slot)
 
     def arrays(self, slot: Slot, count: int) -> dict[str, Block]:
-        """Hand out the first `count` samples of a slot, free again when all arrays have died."""
+        """Return arrays of a slot's first `count` samples; it is free once they are gone."""
         if self._pin:
             lease = self._lend_block(slot)
         else:
@@ -228,7 +226,6 @@ class BufferRing:
         return {spec.name: self._array(spec, lease, count) for spec in self._specs}
 
     def empty(self) -> dict[str, Block]:
-        """Return a batch without samples."""
         found: dict[str, Block] = {}
         for spec in self._specs:
             values = np.empty((0, *spec.shape), spec.dtype)
@@ -257,7 +254,7 @@ def _free_slot(slot: Slot, free: queue.SimpleQueue[Slot | None]) -> None:
 
 
 def _lease_type(nbytes: int, free: queue.SimpleQueue[Slot | None]) -> Any:
-    """A ctypes array over a slot: arrays keep it alive, and its end frees the slot."""
+    """Return a ctypes array type over a slot: arrays keep it alive, and its end frees the slot."""
 
     def __del__(self: Any) -> None:
         _free_slot(self.slot, free)

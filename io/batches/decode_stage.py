@@ -1,4 +1,4 @@
-"""Encoded samples of a batch to pixels, in threads, some batches ahead of the loop."""
+"""DecodeStage: threads that decode the samples of some batches ahead of the loop."""
 
 from __future__ import annotations
 
@@ -24,23 +24,20 @@ from .image_decoder import ImageDecoder, UnreadableImage
 __all__ = ["DecodeStage", "in_own_thread"]
 
 _PER_TASK = 4  # samples
-_AHEAD = 2  # batches behind the one that the loop waits for
+_AHEAD = 2  # batches after the one that the loop waits for
 _Task = Future[list[tuple[int, DataError]]]  # samples that could not be decoded, and why
 
 
 def in_own_thread() -> bool:
-    """Whether this is a thread of ours: the garbage collector may end an iteration in any thread,
-    and one that waits for itself never ends.
+    """Return whether this is a thread of hsgd.
+
+    The garbage collector may end an iteration in any thread, and a thread must not wait for itself.
     """
     return threading.current_thread().name.startswith("hsgd-")
 
 
 class DecodeStage(BatchSource):
-    """Decodes what a Filler reads, of a few batches more than the loop has asked for.
-
-    ring: memory of decoded batches. decoders: by field. seed, epoch: of the order, for what is
-    random.
-    """
+    """Source of batches that decodes what a Filler reads, a few batches ahead of the loop."""
 
     def __init__(
         self,
@@ -106,12 +103,12 @@ class DecodeStage(BatchSource):
         )
 
     def _begin(self, found: Filled | BaseException) -> tuple[Filled | BaseException, list[_Task]]:
-        """Let the threads decode a batch, unless something came in its place."""
+        """Let the threads decode a batch; pass on an error in its place."""
         if isinstance(found, BaseException):
             return found, []
         try:
             return self._start(found)
-        except Exception as error:  # of this step, which all ranks are to hear of
+        except Exception as error:  # belongs to this step; all ranks will get it
             return error, []
 
     def _start(self, filled: Filled) -> tuple[Filled, list[_Task]]:
@@ -146,7 +143,7 @@ class DecodeStage(BatchSource):
         return Filled(whole, filled.count, filled.bad), tasks
 
     def _finish(self, filled: Filled, tasks: list[_Task], timeout_s: float) -> None:
-        """Wait for a batch; samples that could not be decoded are noted in it."""
+        """Wait for a batch, and note in it which samples could not be decoded."""
         for task in tasks:
             for row, error in task.result(timeout_s):
                 filled.bad.append((np.array([row], np.int64), error))
@@ -174,7 +171,7 @@ class DecodeStage(BatchSource):
         target: NDArray[np.uint8],
         rows: list[int],
     ) -> list[tuple[int, DataError]]:
-        """In a thread: some rows of a batch; those that cannot be decoded, and why."""
+        """Decode some rows of a batch in a thread; return those that failed, and why."""
         decoder, failed = self._decoders[name], []
         for row in rows:
             try:

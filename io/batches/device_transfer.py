@@ -1,7 +1,7 @@
-"""Batches on the device of a training loop: copies by a CUDA stream of their own.
+"""DeviceTransfer: copies batches to the device of a training loop, in a CUDA stream of its own.
 
-They run while the loop's stream still computes. The host does not wait, but for what does not lie
-in page-locked memory.
+Copies run while the loop's stream still computes. The host waits only for memory that is not
+page-locked.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ __all__ = ["DeviceTransfer"]
 
 
 class DeviceTransfer:
-    """Called with a batch, returns the same with its tensors on `device`, also those in mappings,
-    lists, tuples and Ragged; what has a method to(), such as a PackedSequence, is asked to move
-    itself. On CUDA, what the stream does that is current at the call comes after the copies.
-    Picklable.
+    """A function from a batch to the same batch with its tensors on `device`.
+
+    Also moves tensors in mappings, lists, tuples and Ragged; other objects with a method to(), such
+    as a PackedSequence, move themselves. On CUDA, later work of the stream that is current at the
+    call comes after the copies. Picklable.
     """
 
     def __init__(self, device: torch.device | str | int) -> None:
-        """Raises ValueError for what is no device, or none of this machine."""
+        """Choose the device. Raises ValueError if it is invalid or not in this machine."""
         import torch
 
         try:
@@ -42,7 +43,6 @@ class DeviceTransfer:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is a CUDA device."""
         return self.device.type == "cuda"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -55,14 +55,14 @@ class DeviceTransfer:
             return _mapped(batch, lambda each: each.to(self.device), lambda it: it.to(self.device))
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        device = self._stream.device  # with its number, whatever becomes the current one
+        device = self._stream.device  # with its number, even if the current device changes
         using = torch.cuda.current_stream(device)
         with torch.cuda.stream(self._stream):
             moved = _mapped(batch, lambda each: each.to(device, non_blocking=True), lambda it: it)
         using.wait_stream(self._stream)
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(using)  # its memory waits for the loop's work to be used again
+            tensor.record_stream(using)  # its memory is reused only after the loop's work
             return tensor
 
         return _mapped(moved, keep, lambda it: it.to(device))
@@ -71,7 +71,7 @@ class DeviceTransfer:
 def _mapped(
     value: Any, change: Callable[[torch.Tensor], torch.Tensor], other: Callable[[Any], Any]
 ) -> Any:
-    """The same with all dense tensors changed. other: what becomes of what else has a to()."""
+    """Apply `change` to all dense tensors, and `other` to other objects with a method to()."""
     import torch
 
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:

@@ -1,4 +1,4 @@
-"""What becomes of a batch that could not be read: all ranks decide together, so nobody hangs."""
+"""ErrorPolicy: decides what happens to a batch that cannot be read, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ __all__ = ["ErrorPolicy"]
 
 
 class ErrorPolicy:
-    """Judges the batches of one iteration. Collective when there is a comm: one call per batch.
-
-    skipped, substituted: batches left out, and samples replaced, on this rank.
-    """
+    """Judge of the batches of one iteration; with a comm collective, one call per batch."""
 
     def __init__(self, on_error: str, comm: RankGroup | None, rank: int) -> None:
         self.on_error = on_error
-        self.skipped = 0
-        self.substituted = 0
+        self.skipped = 0  # batches left out
+        self.substituted = 0  # samples replaced on this rank
         self.rank = rank
         self._comm = comm
         self._reason = ""
-        self._good: dict[str, Any] = {}  # a sample to stand in for a whole batch
+        self._good: dict[str, Any] = {}  # a sample that can replace a whole batch
 
     def judge(
         self,
@@ -39,9 +36,9 @@ class ErrorPolicy:
     ) -> bool:
         """Decide whether to deliver batch `step`; all ranks with a comm get the same answer.
 
-        filled: the batch, None when `failure` came in its place. arrays: its fields, of which rows
-        are substituted in place. Raises the error of this rank, naming the
-        batch and the rank, or DataError naming a rank that has one.
+        `filled` is the batch, None if `failure` came in its place; rows of its fields `arrays` are
+        substituted in place. Raises the error of this rank, naming batch and rank, or DataError
+        naming a rank with an error.
         """
         if failure is None and filled is not None and filled.bad:
             if self.on_error != "substitute" or not self._substitute(filled, arrays):
@@ -68,18 +65,18 @@ class ErrorPolicy:
         )
 
     def take_reason(self) -> str:
-        """Tell once why this rank first could not read a batch that was left out; "" for none."""
+        """Return once why this rank first could not read a batch that was left out; "" for none."""
         reason, self._reason = self._reason, ""
         return reason
 
     def _agree(self, failed_rank: int) -> int:
-        """The largest rank that has an error, -1 when there is none."""
+        """Return the largest rank with an error, -1 if there is none."""
         if self._comm is None:
             return failed_rank
         return int(self._comm.allreduce(np.array([failed_rank], np.int32), op="max")[0])
 
     def _substitute(self, filled: Filled, arrays: dict[str, NDArray[Any]]) -> bool:
-        """Put good samples in the place of bad ones; False when there has been none yet."""
+        """Replace bad samples by good ones; return False if there was no good one yet."""
         bad = np.unique(np.concatenate([rows for rows, _ in filled.bad]))
         good = np.setdiff1d(np.arange(filled.count), bad)
         if not len(good) and not self._good:

@@ -1,8 +1,8 @@
-"""Threads that fill batches: each block of the stream is read once, straight into its batches.
+"""Filler: threads that read each piece of the stream once, straight into its batches.
 
-One thread plans the next piece (scheduler.py) while the others read the last one: they take its
-reads one by one inside libhsgd_io, without the GIL, so that a busy training loop does not hold them
-up. Rows that could not be read come with the error.
+One thread plans the next piece (scheduler.py) while the others read the last one. They take its
+reads one by one inside libhsgd_io, without the GIL, so a busy training loop does not delay them.
+Rows that could not be read come with their error.
 """
 
 from __future__ import annotations
@@ -34,40 +34,41 @@ from .segment_finder import CU_SEQLENS, SegmentFinder, cumulative
 
 __all__ = ["RELEASE_S", "Filler", "Starved"]
 
-_SLEEPS = 8  # one of so many tasks: small fields beside a large one come with its readahead
-# Who waits for many slots is not woken for each: a wake takes the interpreter's lock away from the
-# training loop.
+# Reads wait for a disk if 1 of 8 tasks does: small fields come with the readahead of a large one.
+_SLEEPS = 8
+# A thread that waits for many slots is not woken for each: a wake takes the GIL from the training
+# loop.
 _MANY_SLOTS = 32
 _GATHER_S = 0.001
 RELEASE_S = 10.0  # for another thread of the program to drop batches when memory has run out
 
 
 class Starved:
-    """Comes from the threads where perhaps no batch can come because the loop holds all slots."""
+    """Marker from the threads: perhaps no batch can come because the loop holds all slots."""
 
 
 @dataclass
 class _Work:
-    """A piece on its way: its reads, and the batches that they go to."""
+    """A piece being read: its reads, and the batches that they fill."""
 
-    first: int  # of its samples, in the share
+    first: int  # sample, in the share
     first_step: int
     batches: list[Filled]
-    complete: int  # so many of them end with this piece
+    complete: int  # number of batches that end with this piece
     reads: PieceReads
     unfinished: int
 
     def has_reads(self) -> bool:
-        """Return whether there is something that no thread has taken."""
         return self.reads.batch.has_work() or bool(self.reads.slow)
 
 
 class Filler(BatchSource):
-    """Reads a plan with `threads` threads, which it starts.
+    """Source of batches that reads a plan with `threads` threads, which it starts.
 
-    They are daemons, so that a forgotten iterator never keeps the interpreter from ending; they end
-    with the plan, with an error of their own, or after close(). stats: one ReadStats for each
-    thread, written by it, and one of planning. needs_room: the next get() makes some.
+    The threads are daemons, so a forgotten iterator never keeps the interpreter from ending. They
+    end with the plan, after an error of their own, or after close(). `stats` has one ReadStats for
+    each thread, written by it, and one for planning. If `needs_room`, the next get() frees or adds
+    slots.
     """
 
     def __init__(self, plan: ReadPlan, ring: BufferRing, threads: int) -> None:
@@ -83,9 +84,9 @@ class Filler(BatchSource):
                 plan.data.windows, plan.share.batch_size, self._objects, planning
             )
         self._pieces = plan.pieces()
-        self._planned = 0  # samples of the share whose piece was planned
+        self._planned = 0  # samples of the share in planned pieces
         self._open: dict[int, Filled] = {}  # batches that wait for another piece, by step
-        self._completed = 0  # batches that belong to a planned piece
+        self._completed = 0  # batches that end in a planned piece
         self._works: deque[_Work] = deque()
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
@@ -94,7 +95,7 @@ class Filler(BatchSource):
         self._starved = False  # the planner waits for a slot
         self._called = False
         self._cores = max(2, len(os.sched_getaffinity(0)))  # one plans, one reads
-        self._wanted = threads  # threads that help; fewer while nothing is waited for
+        self._wanted = threads  # threads that read; fewer if reads do not wait for a disk
         self._ready: queue.SimpleQueue[Filled | BaseException | Starved | None]
         self._ready = queue.SimpleQueue()
         of_threads = [ReadStats() for _ in range(threads)]
@@ -118,7 +119,7 @@ class Filler(BatchSource):
             self.needs_room = True
 
     def get_ready(self) -> Filled | BaseException | Starved | None:
-        """Return as get() what is there; Starved where get() must make room before."""
+        """Return what is there, like get(), or Starved if get() must make room; never waits."""
         found = self._next(0)
         self.needs_room = isinstance(found, Starved)
         return found
@@ -132,7 +133,7 @@ class Filler(BatchSource):
         return found
 
     def _make_room(self, timeout_s: float) -> None:
-        """Add slots when the loop keeps so many batches that none is left to read into."""
+        """Add slots if the loop holds so many batches that none is left to read into."""
         if not self._is_stuck():
             return
         if self._ring.can_grow():
@@ -146,7 +147,7 @@ class Filler(BatchSource):
                     f"{self._ring.nbytes >> 20} MiB, all that memory_limit allows; drop them "
                     "before asking for more, or raise memory_limit"
                 )
-            time.sleep(0.01)  # a destructor in another thread tells nobody
+            time.sleep(0.01)  # destructors in other threads wake nobody
 
     def arrays(self, filled: Filled) -> dict[str, Block]:
         slot, ring, windows = filled.memory, self._ring, self.plan.data.windows
@@ -156,11 +157,11 @@ class Filler(BatchSource):
         return found
 
     def has_ready(self) -> bool:
-        """Return whether something is there, if only Starved."""
+        """Return whether an item is there, even if only Starved."""
         return not self._ready.empty()
 
     def _is_stuck(self) -> bool:
-        """Whether nothing can come any more because the loop holds all batches."""
+        """Return whether no batch can come because the loop holds all slots."""
         return (
             self._starved and self._ready.empty() and not self._works and not self._ring.has_free()
         )
@@ -203,7 +204,6 @@ class Filler(BatchSource):
         self._ring.wake()
 
     def _run(self, number: int, stats: ReadStats) -> None:
-        """Body of a thread: read what was planned, or plan."""
         try:
             nbytes = self._scheduler.staging_bytes
             what = "its largest chunk or checksum block"
@@ -214,16 +214,12 @@ class Filler(BatchSource):
                     self._help(work, reader, staging, stats)
         except RingClosed:
             pass
-        except BaseException as error:  # whatever it is, the training loop gets it
+        except BaseException as error:  # the training loop gets all errors
             self._end()
             self._ready.put(error)
 
     def _next_work(self, number: int) -> _Work | None:
-        """A piece with reads to do; plans, or waits, until there is one. None at the end.
-
-        A thread alone plans when nothing is left to read; of several, one plans while the last
-        piece is being read.
-        """
+        """Return a piece with reads to do; plan or wait until there is one. None at the end."""
         ahead = 1 if len(self.threads) > 1 else 0
         while True:
             with self._changed:
@@ -252,9 +248,7 @@ class Filler(BatchSource):
                         self._changed.notify_all()
 
     def _plan_next(self) -> bool:
-        """Turn the next piece into reads. Only one thread at a time is here; True when another may
-        come already.
-        """
+        """Turn the next piece into reads, in one thread at a time; True if another may plan."""
         piece = next(self._pieces, None)
         if piece is None:
             self._finish_plan()
@@ -303,7 +297,7 @@ class Filler(BatchSource):
         return True
 
     def _take_slot(self, needed: int) -> Slot:
-        """A free slot. needed: slots that will be taken, this one included."""
+        """Return a free slot; `needed` is the number that will be taken, this one included."""
         try:
             return self._ring.take(0)
         except queue.Empty:
@@ -325,7 +319,6 @@ class Filler(BatchSource):
     def _help(
         self, work: _Work, reader: RowReader, staging: row_copies.Staging, stats: ReadStats
     ) -> None:
-        """Do reads of a piece until none is left that nobody has taken."""
         batch = work.reads.batch
         if batch.has_work():
             began = time.perf_counter()
@@ -346,7 +339,7 @@ class Filler(BatchSource):
     def _examine(
         self, reads: PieceReads, staging: row_copies.Staging, stats: ReadStats
     ) -> list[tuple[IntArray, DataError]]:
-        """Count what was read and explain what failed; reads past the page cache get a 2nd try."""
+        """Count what was read and return failures; repeat refused direct reads without O_DIRECT."""
         tasks = reads.batch.tasks
         refused = np.flatnonzero((tasks["status"] == errno.EINVAL) & (tasks["alignment"] > 1))
         if len(refused):
@@ -361,12 +354,12 @@ class Filler(BatchSource):
         return [reads.explain(number) for number in np.flatnonzero(tasks["status"]).tolist()]
 
     def _want_threads(self, *, waits: bool) -> None:
-        """After a piece: all threads help when some of its tasks waited for a disk, or Python read
-        what takes time.
+        """Choose the number of reading threads after a piece.
 
-        Reads out of the page cache keep a core busy each: more threads than cores only take
-        turns with the training loop. On two cores two threads in place of four made batches of
-        64 samples of 3 KB 1.3 times as fast.
+        All threads read if some tasks waited for a disk, or Python read data that takes time. Reads
+        from the page cache keep one core busy each: more threads than cores only take turns with
+        the training loop. On two cores two threads instead of four made batches of 64 samples of 3
+        KB 1.3 times as fast.
         """
         with self._changed:
             wanted = len(self.threads) if waits else self._cores
@@ -375,7 +368,7 @@ class Filler(BatchSource):
             self._wanted = wanted
 
     def _done(self, work: _Work, failed: list[tuple[IntArray, DataError]]) -> None:
-        """Some reads of a piece are done; hand out what is complete, in order."""
+        """Record that some reads of a piece are done; deliver complete batches, in order."""
         with self._changed:
             work.reads.failed.extend(failed)
             work.unfinished -= 1
@@ -387,7 +380,7 @@ class Filler(BatchSource):
             self._changed.notify_all()
 
     def _deliver(self, work: _Work) -> None:
-        """Hand out the batches that a piece completes, and note in all what it did not read."""
+        """Deliver the batches that a piece completes, and note in all what was not read."""
         self._files.release(work.reads.slabs)
         batch_size = self.plan.share.batch_size
         for places, error in work.reads.failed:
@@ -402,7 +395,7 @@ class Filler(BatchSource):
             self._call_for_slots()
 
     def _finish_plan(self) -> None:
-        """After the last piece: empty batches where the share ran out early, then the end."""
+        """After the last piece, deliver empty batches if the share ended early, then the end."""
         with self._changed:
             while self._works and not self._closed:
                 self._changed.wait()
@@ -414,7 +407,7 @@ class Filler(BatchSource):
 
 
 def _number(piece: StreamPiece, skip: int, batch_size: int, batches: Sequence[Filled]) -> None:
-    """Note the samples of a piece in its batches. skip: what the first had before."""
+    """Add the sample numbers of a piece to its batches; the first had `skip` samples before."""
     wanted = piece.places >= 0
     samples = np.empty(piece.stream_rows, np.int64)
     read = concatenate_ranges(piece.starts, piece.counts)
@@ -427,7 +420,7 @@ def _number(piece: StreamPiece, skip: int, batch_size: int, batches: Sequence[Fi
 def _read_slowly(
     reader: RowReader, read: SlowRead, *, verify: bool
 ) -> list[tuple[IntArray, DataError]]:
-    """What only Python can read: chunks, through h5py, or with another byte order."""
+    """Read what only Python can read: chunks, by h5py, another byte order; return failures."""
     failed = []
     done = 0
     for number, (start, count) in enumerate(

@@ -1,9 +1,8 @@
-"""Encoded images to pixels of one size: what `decode=` of a loader takes.
+"""ImageDecoder: decodes images to pixels of one size, for `decode=` of a loader.
 
-What is taken of an image is a function of seed, epoch and sample alone. JPEG is decoded by
-simplejpeg (libjpeg-turbo), other forms by Pillow, and what is taken is scaled by libhsgd_io; all
-three give the GIL away. Parts as torchvision chooses them in RandomResizedCrop, and in Resize(256)
-with CenterCrop(224).
+The part of an image that is used depends only on seed, epoch and sample. It is chosen as in
+torchvision's RandomResizedCrop, or Resize(256) with CenterCrop(224). simplejpeg (libjpeg-turbo)
+decodes JPEG, Pillow other formats, and libhsgd_io scales; all three release the GIL.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ __all__ = ["Crop", "ImageDecoder", "UnreadableImage", "images"]
 Crop = Literal["random", "center"]
 
 _JPEG = b"\xff\xd8"
-_ATTEMPTS = 10  # to find a part of the wanted form inside an image
+_ATTEMPTS = 10  # to find a part of the wanted ratio inside an image
 _CENTRAL = 224 / 256
 _GAMMA = 0x9E3779B97F4A7C15
-_MOST_PIXELS = 2 * 89_478_485  # what Pillow refuses as well: a damaged header claims anything
+_MOST_PIXELS = 2 * 89_478_485  # Pillow's limit, against damaged headers
 _DRAWS = 1 + 4 * _ATTEMPTS
 _scratch = threading.local()
 
 
 class UnreadableImage(ValueError):
-    """Bytes are no image, or a damaged one."""
+    """Bytes are not an image, or a damaged one."""
 
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """See images()."""
+    """Decoder with the arguments of images()."""
 
     size: int
     crop: Crop = "center"
@@ -63,15 +62,14 @@ class ImageDecoder:
             )
 
     def spec(self, name: str) -> FieldSpec:
-        """Return what a batch holds for each sample."""
         return FieldSpec(name, (3, self.size, self.size), np.dtype(np.uint8))
 
     def memory_spec(self, name: str) -> FieldSpec:
-        """Return how decoded images lie in memory: height, width, channels."""
+        """Return the layout of decoded images in memory: height, width, channels."""
         return FieldSpec(name, (self.size, self.size, 3), np.dtype(np.uint8))
 
     def draw(self, seed: int, epoch: int, samples: IntArray) -> NDArray[np.float64]:
-        """Return the random numbers of these samples in [0, 1), a row for each."""
+        """Return random numbers in [0, 1) for these samples, shape (samples, _DRAWS)."""
         key = _mixed(_mixed(np.array([seed], np.uint64)) ^ np.array([epoch], np.uint64))
         with np.errstate(over="ignore"):
             own = _mixed(samples.astype(np.uint64) + key)
@@ -82,7 +80,7 @@ class ImageDecoder:
     def decode(
         self, data: NDArray[np.uint8], draws: NDArray[np.float64], to: NDArray[np.uint8]
     ) -> None:
-        """Fill `to`, of memory_spec(). Raises UnreadableImage. Any thread; without the GIL."""
+        """Decode an image into `to`, of memory_spec(), without the GIL; raises UnreadableImage."""
         if len(data) > 2 and data[:2].tobytes() == _JPEG:
             found = self._decode_jpeg(data, draws)
             if found is not None:
@@ -95,16 +93,14 @@ class ImageDecoder:
     def _decode_jpeg(
         self, data: NDArray[np.uint8], draws: NDArray[np.float64]
     ) -> tuple[NDArray[np.uint8], tuple[float, float, float, float]] | None:
-        """Pixels, as few as the part that is taken needs, and where it is in them; None for what
-        simplejpeg does not know.
-        """
+        """Return the pixels that the used part needs, and the part; None if simplejpeg fails."""
         simplejpeg = _simplejpeg()
         try:
             height, width, *_ = simplejpeg.decode_jpeg_header(data)
             if height * width > _MOST_PIXELS:
                 return None
             left, top, wide, high = self.part(height, width, draws)
-            needed = self.size / min(wide, high)  # so much of each side, at least
+            needed = self.size / min(wide, high)  # least scale of each side
             pixels = simplejpeg.decode_jpeg(
                 data,
                 min_height=math.ceil(height * min(1, needed)),
@@ -119,7 +115,7 @@ class ImageDecoder:
     def part(
         self, height: int, width: int, draws: NDArray[np.float64]
     ) -> tuple[float, float, float, float]:
-        """Left, top, width and height of what is taken of an image."""
+        """Return left, top, width and height of the part of an image to use."""
         if self.crop == "center":
             side = min(height, width) * _CENTRAL
             return (width - side) / 2, (height - side) / 2, side, side
@@ -131,7 +127,7 @@ class ImageDecoder:
             if 0 < wide <= width and 0 < tall <= height:
                 left, top = int(x * (width - wide + 1)), int(y * (height - tall + 1))
                 return left, top, wide, tall
-        # An image too long or too high: its middle, in the nearest form.
+        # The image is too long or too high: use its middle, with the nearest ratio.
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
         wide, tall = min(width, max(1, round(height * ratio))), min(height, round(width / ratio))
         return (width - wide) / 2, (height - max(1, tall)) / 2, wide, max(1, tall)
@@ -156,13 +152,22 @@ def images(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> ImageDecoder:
-    """Decode images to uint8 of shape (samples, 3, size, size), RGB; in memory a pixel's three
-    values lie together (torch's channels_last).
+    """Make a decoder of images to uint8 of shape (samples, 3, size, size), RGB.
 
-    crop: "random", a part of `scale` of the area and of a form within `ratio`, or "center", the
-    middle square of 0.875 of the shorter side. flip: half of the images are mirrored. What is taken
-    depends on the loader's seed, the epoch and the sample alone. Raises ValueError for other
-    values, MissingExtra without simplejpeg and Pillow (pip install simplejpeg pillow).
+    In memory a pixel's three values lie together (torch's channels_last). Random choices depend
+    only on the loader's seed, the epoch and the sample.
+
+    Args:
+        size: height and width of the results, pixels.
+        crop: "random" uses a part of the image; "center" the middle square of 0.875 of the shorter
+            side.
+        flip: mirror half of the images.
+        scale: range of a random part's area, as a fraction of the image.
+        ratio: range of a random part's width / height.
+
+    Raises:
+        ValueError: other values.
+        MissingExtra: simplejpeg or Pillow is missing (pip install simplejpeg pillow).
     """
     _simplejpeg()
     _pillow()
@@ -170,7 +175,7 @@ def images(
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    """Apply the output function of SplitMix64 (Steele et al., OOPSLA 2014)."""
     with np.errstate(over="ignore"):
         values = values + np.uint64(_GAMMA)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -192,7 +197,7 @@ def _pillow() -> Any:
 
 
 def _decode_by_pillow(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """What is no JPEG, or not one that simplejpeg knows, as RGB."""
+    """Decode other formats, and JPEG that simplejpeg cannot decode, to RGB."""
     Image = _pillow()
     try:
         with Image.open(standard_io.BytesIO(data.tobytes())) as opened:

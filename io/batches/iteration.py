@@ -1,4 +1,4 @@
-"""One pass over an epoch: batches out of the ring, as arrays or tensors, to its end or less."""
+"""Iteration: delivers the batches of one epoch, as arrays or tensors."""
 
 from __future__ import annotations
 
@@ -31,44 +31,41 @@ Batch = dict[str, Any]
 
 @dataclass
 class Counts:
-    """What the training loop has had, of an epoch or of all."""
+    """Counters of what the training loop got, in one epoch or in all."""
 
     batches: int = 0
     samples: int = 0
     wait_s: float = 0.0
-    skipped: int = 0  # batches that nobody got because some rank could not read its own
-    substituted: int = 0  # samples in the place of others that could not be read
+    skipped: int = 0  # batches left out on all ranks, as a rank could not read its own
+    substituted: int = 0  # samples that replaced unreadable ones
 
 
 @dataclass
 class Progress(Counts):
-    """What the training loop has had of an epoch. ended: it has seen the end."""
+    """Counters of one epoch; `ended` is true once the loop has seen its end."""
 
     ended: bool = False
 
     @property
     def has_begun(self) -> bool:
-        """Whether the loop has had anything, if only the end of an epoch without batches."""
+        """True if the loop got anything, even if only the end of an epoch without batches."""
         return self.ended or self.batches + self.skipped > 0
 
 
 @dataclass(frozen=True)
 class IterationSettings:
-    """How batches are handed out. source: the dataset and rank, for messages."""
+    """How batches are delivered; `source` names dataset and rank in messages."""
 
     as_torch: bool
     timeout_s: float
     source: str
     transform: Callable[[Batch], Any] | None = None
     transform_threads: int = 0
-    to_device: DeviceTransfer | None = None  # for what is delivered, last of all
+    to_device: DeviceTransfer | None = None  # applied last
 
 
 class Iteration(Iterator[Any]):
-    """Hands out the batches of `source`, and ends it however the loop ends.
-
-    finished: called once, in the process of the threads, when they have ended.
-    """
+    """Iterator over the batches of `source`; calls `finished` once its threads have ended."""
 
     def __init__(
         self,
@@ -85,11 +82,11 @@ class Iteration(Iterator[Any]):
         self._other: Iterator[Any] | None = None
         self._ahead: deque[tuple[Future[Any], int, int]] = deque()
         self._step = 0  # of the next batch from the threads
-        self._left_out = 0  # steps behind the last batch, which no batch counts
+        self._left_out = 0  # skipped steps after the last batch
         self._ended = self._at_end = False
         if settings.transform is not None and settings.transform_threads:
             self._pool = ThreadPoolExecutor(settings.transform_threads, "hsgd-transform")
-        # The finalizer, which also runs at exit, lets the threads end by themselves.
+        # The finalizer, which also runs at exit, ends the threads.
         self._stop = weakref.finalize(
             self,
             _stop,
@@ -130,15 +127,15 @@ class Iteration(Iterator[Any]):
         return batch
 
     def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:
-        """Give what `anew` returns instead, which is called when the loop asks for the first batch;
-        nothing where the loop has had one already, or the iteration was closed.
+        """Replace this iteration by that of `anew`, called when the next batch is requested.
+
+        Does nothing if the loop got a batch already, or the iteration was closed.
         """
         if not self._ended and not self.progress.has_begun:
             self.close()
             self._anew = anew
 
     def close(self) -> None:
-        """End the reading threads; the iteration is over."""
         if self._anew is not None and self._other is None:
             self._other = iter(())
         if isinstance(self._other, Iteration):
@@ -148,9 +145,7 @@ class Iteration(Iterator[Any]):
         self._stop()
 
     def _finish(self) -> None:
-        """The epoch is over: count what was left out at its end, and end the threads, which hands
-        the counts to the loader. Says in one line what this rank could not read.
-        """
+        """Count steps left out at the end, and end the threads; warn of what could not be read."""
         self.progress.skipped += self._left_out
         self._left_out = 0
         self.progress.ended |= self._at_end
@@ -166,7 +161,7 @@ class Iteration(Iterator[Any]):
             )
 
     def _plain(self) -> tuple[Any, int, int] | None:
-        """The next batch, its samples, and the steps that it took; None at the end."""
+        """Return the next batch, its samples, and the steps that it took; None at the end."""
         found = self._next_batch()
         if found is None:
             return None
@@ -175,7 +170,7 @@ class Iteration(Iterator[Any]):
         return batch if transform is None else transform(batch), count, steps
 
     def _transformed(self) -> tuple[Any, int, int] | None:
-        """The same, with transforms of the next batches under way in threads, in order."""
+        """Return the same, in order, while threads transform the next batches."""
         assert self._pool is not None and self._settings.transform is not None
         while not self._ended and len(self._ahead) <= self._settings.transform_threads:
             found = self._next_batch()
@@ -189,7 +184,7 @@ class Iteration(Iterator[Any]):
         return task.result(self._settings.timeout_s), count, steps
 
     def _next_batch(self) -> tuple[Batch, int, int] | None:
-        """The next batch that the policy lets pass; None at the end, or an error, ends it all."""
+        """Return the next batch that the policy delivers; None at the end; an error ends all."""
         steps = 0
         while (found := self._fetch()) is not None:
             failure = found if isinstance(found, BaseException) else None
@@ -209,7 +204,7 @@ class Iteration(Iterator[Any]):
         return None
 
     def _fetch(self) -> Filled | BaseException | None:
-        """The next batch, or what came in its place; None at the end."""
+        """Return the next batch, or an error in its place; None at the end."""
         if self._ended:
             return None
         try:
@@ -223,7 +218,7 @@ class Iteration(Iterator[Any]):
         return found
 
     def _give_up(self) -> DataError:
-        """Nothing came in time: leave without waiting for threads that the file system holds."""
+        """Return the error of a timeout; do not wait for threads blocked by the file system."""
         self._ended = True
         self.source.close()
         self._stop.detach()
@@ -236,7 +231,6 @@ class Iteration(Iterator[Any]):
 
 
 def _as_tensors(arrays: dict[str, Block]) -> Batch:
-    """The same memory as torch tensors."""
     return {
         name: Ragged(tensor_of(block.values), tensor_of(block.offsets))
         if isinstance(block, Ragged)
@@ -252,7 +246,7 @@ def _stop(
     timeout_s: float,
     finished: Callable[[], None],
 ) -> None:
-    """Release the threads and wait for them; a forked child has none, and locks may be held."""
+    """End the threads and wait for them; do nothing in a forked child, which has none."""
     if os.getpid() != pid:
         return
     source.close()

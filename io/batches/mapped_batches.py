@@ -1,8 +1,8 @@
-"""Batches as views of the mapped files: what lies in the page cache reaches the loop uncopied.
+"""MappedBatches: batches as views of the mapped files, without copies.
 
-Mappings are private: what a program writes into a batch reaches neither the file nor another batch.
-The file must be unchanged every 4 MiB; no check can keep a process alive whose file is cut off
-while it looks at a batch (SIGBUS).
+Mappings are private: a program's writes to a batch reach neither the file nor another batch. Every
+4 MiB the file must be unchanged; but if a file is truncated while the process reads a batch, SIGBUS
+ends it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .scheduler import ReadPlan
 __all__ = ["MappedBatches", "check_mappable"]
 
 _FLAGS = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)  # Python 3.12 has it
-_RUN_BYTES = 4 << 20  # of rows that are looked at after one look at the file
+_RUN_BYTES = 4 << 20  # of rows that are mapped after one check of the file
 
 
 def check_mappable(data: DataMap, shuffle: str, on_error: str) -> None:
-    """Raise ValueError, saying why, where batches cannot be views of the files."""
+    """Raise ValueError with the reason if batches cannot be views of the files."""
     reason = ""
     if data.access is not None:
         reason = f"{data.path} is no file; leave it out"
@@ -55,9 +55,7 @@ def check_mappable(data: DataMap, shuffle: str, on_error: str) -> None:
 
 
 class MappedBatches(BatchSource):
-    """The batches of a plan in the order of the files, in the calling thread. stats: of ReadStats
-    for metrics(); bytes count when they are handed out.
-    """
+    """The batches of a plan in the order of the files, made in the calling thread."""
 
     def __init__(self, plan: ReadPlan) -> None:
         self.stats = [ReadStats()]
@@ -69,8 +67,8 @@ class MappedBatches(BatchSource):
         self._row_bytes = plan.data.row_bytes
         batch_bytes = max(1, self._row_bytes * plan.share.batch_size)
         self._run_rows = max(1, _RUN_BYTES // batch_bytes) * plan.share.batch_size
-        self._run: dict[str, NDArray[np.generic]] = {}  # rows that follow one another
-        self._next = self._end = 0  # of the run, what no batch has
+        self._run: dict[str, NDArray[np.generic]] = {}  # consecutive rows
+        self._next = self._end = 0  # rows of the run that are not yet in a batch
 
     def get(self, timeout_s: float) -> Filled | None:
         if self._step == self._plan.share.steps:
@@ -99,17 +97,15 @@ class MappedBatches(BatchSource):
 
     def release(self, timeout_s: float) -> bool:
         self._run = {}
-        self._files.close()  # batches that the loop keeps hold their mapping
+        self._files.close()  # batches that the loop holds keep their mapping
         return True
 
     def _gather(self, count: int) -> dict[str, NDArray[np.generic]]:
-        """The next rows, a copy where they lie in several slabs. Raises DataError after it has
-        passed over them.
-        """
+        """Return the next rows, copied if in several slabs; skip them if DataError is raised."""
         parts, failure, wanted = [], None, count
         while wanted:
             if self._next == self._end:
-                try:  # runs begin with a batch, so that most batches lie in one
+                try:  # runs begin with a batch, so most batches lie in one run
                     self._open_run(self._run_rows if wanted == count else wanted)
                 except DataError as error:
                     failure = error
@@ -127,14 +123,12 @@ class MappedBatches(BatchSource):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _open_run(self, most: int) -> None:
-        """Look at the next rows of one slab, `most` of them at most. Raises DataError when its file
-        has changed or cannot be mapped.
-        """
+        """Map up to `most` rows of one slab; DataError if its file changed or cannot be mapped."""
         number, row, rows = self._run_ahead(most)
         slab = self._plan.data.slabs[number]
         descriptor, _ = self._files.acquire(number)
         try:
-            # A mapping for each run: pages that the program has written to go with its batches.
+            # One mapping per run: pages to which the program wrote are freed with its batches.
             self._run = {
                 spec.name: self._mapped(descriptor, slab, spec, row, rows)
                 for spec in self._plan.data.fields
@@ -152,7 +146,6 @@ class MappedBatches(BatchSource):
     def _mapped(
         self, descriptor: int, slab: SlabMap, spec: FieldSpec, row: int, rows: int
     ) -> NDArray[np.generic]:
-        """Some rows of a field, where they lie in the file."""
         shape = (rows, *spec.shape)
         if not spec.row_bytes:
             return np.empty(shape, spec.dtype)
@@ -164,7 +157,7 @@ class MappedBatches(BatchSource):
         return found
 
     def _run_ahead(self, most: int) -> tuple[int, int, int]:
-        """Slab, row there, and how many rows follow in the stream, `most` of them at most."""
+        """Return slab, row in it, and how many consecutive rows follow, at most `most`."""
         start, count = self._ranges[0]
         start %= self._plan.data.num_samples
         number = bisect_right(self._stops, start)
@@ -172,7 +165,7 @@ class MappedBatches(BatchSource):
         return number, start - self._plan.data.slabs[number].start, rows
 
     def _pass_over(self, most: int) -> int:
-        """Go on in the stream; by how many rows, of one slab."""
+        """Advance in the stream; return by how many rows, all of one slab."""
         rows = self._run_ahead(most)[2]
         start, count = self._ranges.popleft()
         if rows < count:

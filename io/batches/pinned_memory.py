@@ -1,9 +1,9 @@
-"""Page-locked memory of batches, from torch's allocator, and tensors that this allocator knows.
+"""Page-locked memory for batches from torch's allocator, and tensors that this allocator knows.
 
-A copy to a CUDA device that does not wait (`non_blocking=True`) may read a batch long after the
-loop has dropped it. Only torch's allocator knows: torch tells it of each such copy, and it uses a
-block again when the copies are done. So a block is given back to it with every batch, and tensors
-share the storage of the block, by which torch finds it.
+A non-blocking copy to a CUDA device (`non_blocking=True`) may read a batch long after the loop has
+dropped it. Only torch's allocator knows that: torch reports each such copy to it, and it reuses a
+block after the copies are done. So each batch gets its block from the allocator and gives it back,
+and tensors share the storage of the block, by which torch finds it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["block_bytes", "bytes_of", "new_block", "tensor_of"]
 
 
 class _Bytes:
-    """What NumPy makes an array of, which keeps it."""
+    """The owner of a block, from which NumPy makes an array."""
 
     def __init__(self, block: torch.Tensor) -> None:
         self.block = block
@@ -34,12 +34,12 @@ class _Bytes:
 
 
 def block_bytes(nbytes: int) -> int:
-    """Return what torch's allocator takes for so many bytes: the next power of two."""
+    """Return the bytes that torch's allocator takes for `nbytes`: the next power of two."""
     return 1 << max(0, nbytes - 1).bit_length()
 
 
 def new_block(nbytes: int) -> torch.Tensor:
-    """Page-locked bytes. Raises RuntimeError when the driver refuses."""
+    """Allocate page-locked bytes. Raises RuntimeError if the driver refuses."""
     import torch
 
     try:
@@ -49,15 +49,17 @@ def new_block(nbytes: int) -> torch.Tensor:
 
 
 def bytes_of(block: torch.Tensor, dropped: Callable[[], None]) -> np.ndarray[Any, Any]:
-    """The bytes of a block. dropped: called, in any thread, when the last array over them, and the
-    last tensor of tensor_of() and the last view of one, has died.
+    """Return the bytes of a block as an array.
+
+    `dropped` is called, in any thread, when the last array over them, the last tensor of
+    tensor_of() and the last view of one are gone.
     """
     weakref.finalize(block.untyped_storage(), dropped).atexit = False
     return np.asarray(_Bytes(block))
 
 
 def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Make a tensor of the same memory, with the storage of the block where it lies in one."""
+    """Make a tensor of the same memory, with the storage of the block if it lies in one."""
     import torch
 
     owner: Any = array
@@ -69,7 +71,7 @@ def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
     steps = [divmod(nbytes, array.itemsize) for nbytes in (offset, *array.strides)]
     assert not any(rest for _, rest in steps), "elements of a batch lie at whole places"
     start, *strides = (whole for whole, _ in steps)
-    # Not a view of the block: fields of a batch have nothing to do with one another in autograd.
+    # Not a view of the block: in autograd the fields of a batch must be independent.
     tensor = torch.empty(0, dtype=_torch_dtype(array.dtype), device="cpu")
     return tensor.set_(owner.block.untyped_storage(), start, array.shape, strides)
 

@@ -1,4 +1,4 @@
-"""Where the elements of ragged samples go: behind one another in their batch."""
+"""RaggedPlacer: where the elements of ragged samples go, one after the other in their batch."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ _ITEM = 8  # bytes of an offset
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """starts: first byte of each range, from the first of its slab. addresses, sizes: of each row,
-    in bytes. failed: the errors of ranges whose offsets cannot be read.
-    """
+    """Places of the ragged rows of a piece."""
 
-    starts: IntArray
-    addresses: Addresses
-    sizes: IntArray
-    failed: dict[int, DataError]
+    starts: IntArray  # first byte of each range, counted in its slab
+    addresses: Addresses  # of each row
+    sizes: IntArray  # of each row, in bytes
+    failed: dict[int, DataError]  # by range, if its offsets cannot be read
 
 
 class RaggedPlacer:
-    """For one ragged field of one iteration; pieces come in order.
+    """Placer for one ragged field of one iteration; pieces come in order.
 
-    values_at, offsets_at: where the values and offsets of a batch begin behind its address. held:
-    by slab, its offsets that lie in memory (NodeCache.ends). verify: ranges are whole checksum
-    blocks, and their offsets are checked.
+    Args:
+        values_at: distance of a batch's values from its address; offsets_at: that of its offsets.
+        held: by slab, offsets in memory (NodeCache.ends).
+        verify: ranges are whole checksum blocks, whose offsets are checked.
     """
 
     def __init__(
@@ -55,13 +54,15 @@ class RaggedPlacer:
         self._reader, self._spec, self._batch_size = reader, spec, batch_size
         self._values_at, self._offsets_at = values_at, offsets_at
         self._held, self._verify = held, verify
-        self._carried = 0  # elements that the unfinished batch has from pieces before
+        self._carried = 0  # elements of the unfinished batch from earlier pieces
 
     def place(
         self, piece: StreamPiece, slabs: IntArray, starts: IntArray, skip: int, bases: Addresses
     ) -> PlacedRows:
-        """slabs, starts: of each range, the latter in samples from the first of the slab. skip:
-        samples that the first batch had before. bases: addresses of the batches.
+        """Place the rows of a piece, and write offsets to the memory of its batches.
+
+        `slabs` and `starts` are those of each range; starts count samples in the slab. The first
+        batch had `skip` samples before; `bases` are the addresses of the batches.
         """
         lengths, range_starts, failed = self._read_lengths(piece, slabs, starts)
         in_stream = np.zeros(piece.stream_rows, np.int64)
@@ -89,7 +90,7 @@ class RaggedPlacer:
     def _read_lengths(
         self, piece: StreamPiece, slabs: IntArray, starts: IntArray
     ) -> tuple[IntArray, IntArray, dict[int, DataError]]:
-        """Elements of each row that is read, and before each range in its slab."""
+        """Return elements of each row, elements before each range in its slab, and errors."""
         lengths = np.zeros(piece.buffer_rows, np.int64)
         firsts = np.zeros(len(starts), np.int64)
         failed = {}
@@ -114,7 +115,7 @@ class RaggedPlacer:
     def _write_offsets(
         self, ends: IntArray, rows: IntArray, firsts: IntArray, bases: Addresses
     ) -> None:
-        """Into the memory of each batch: 0, and where each of its samples ends."""
+        """Write to each batch: 0, and where each of its samples ends."""
         stops = np.append(firsts[1:], len(ends))
         for first, stop, base in zip(firsts.tolist(), stops.tolist(), bases.tolist(), strict=True):
             if stop > first:

@@ -1,7 +1,4 @@
-"""From pieces of the stream to reads: which bytes of which files go to which addresses.
-
-All reads of a piece are worked out at once, in NumPy, as tasks for libhsgd_io.
-"""
+"""Scheduler: turns pieces of the stream into reads, computed in NumPy, for libhsgd_io."""
 
 from __future__ import annotations
 
@@ -30,34 +27,31 @@ from .ragged_placer import PlacedRows, RaggedPlacer
 
 __all__ = ["PieceReads", "ReadPlan", "Scheduler", "SlowRead", "staging_bytes"]
 
-_STAGING_BYTES = 1 << 20  # small rows pass through so much, which stays in the cache
+_STAGING_BYTES = 1 << 20  # for small rows; stays in the CPU's cache
 _DIRECT_BYTES = 4 << 20  # one read past the page cache
-_FEW = 8  # one of so many rows
+_FEW = 8  # 1 of 8 rows is few
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What one rank reads in one iteration; holds no handle.
+    """The reads of one rank in one iteration; holds no open files."""
 
-    source: the dataset and rank, for messages. ranges: positions of the stream, in the order in
-    which this rank gets them. block_samples: the most rows that one task reads. direct: past the
-    page cache. verify: check the checksums, for which blocks are read whole.
-    """
-
-    source: str
+    source: str  # dataset and rank, for messages
     data: DataMap
     share: Share
     order: EpochOrder
-    ranges: tuple[Range, ...]
-    block_samples: int
-    direct: bool
-    verify: bool
-    cache: NodeCache | None = None  # slabs that lie in memory
-    numbered: bool = False  # batches know the numbers of their samples
+    ranges: tuple[Range, ...]  # positions of the stream, in the order of this rank
+    block_samples: int  # the most rows that one task reads
+    direct: bool  # read past the page cache
+    verify: bool  # check the checksums; blocks are then read whole
+    cache: NodeCache | None = None  # slabs in memory
+    numbered: bool = False  # batches have the numbers of their samples
 
     def pieces(self) -> Iterator[StreamPiece]:
-        """Yield all that is to be read: the first batch alone where that takes no more than its
-        rows, so that the loop gets it before a whole window was read.
+        """Yield all that is to be read.
+
+        If rows can be read alone, the first batch is a piece of its own, so the loop gets it before
+        a whole window was read.
         """
         alone = self.share.batch_size if self._reads_single_rows() else 0
         for start, count in self.ranges:
@@ -67,7 +61,7 @@ class ReadPlan:
             yield from self.order.pieces((start + first) % self.data.num_samples, count - first)
 
     def _reads_single_rows(self) -> bool:
-        """Whether rows can be read without the checksum block, or chunk, that they are in."""
+        """Return whether rows can be read without the checksum block, or chunk, around them."""
         if self.data.windows is not None:
             return not self.data.windows.chunked
         extents = self.data.extents()
@@ -76,65 +70,50 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class SlowRead:
-    """Ranges of one slab and field that libhsgd_io cannot read.
-
-    starts: samples from the first of the slab. places: in the piece, -1 for samples that nobody
-    wants. firsts, sizes: of a ragged field, the first element of each range and the bytes of each
-    sample.
-    """
+    """Ranges of one slab and field that libhsgd_io cannot read."""
 
     name: str
     slab: int
-    starts: IntArray
+    starts: IntArray  # samples, counted in the slab
     counts: IntArray
     addresses: Addresses
-    places: IntArray
-    firsts: IntArray | None = None
-    sizes: IntArray | None = None
+    places: IntArray  # in the piece, -1 for samples that are not needed
+    firsts: IntArray | None = None  # for a ragged field: first element of each range
+    sizes: IntArray | None = None  # for a ragged field: bytes of each sample
 
 
 @dataclass(frozen=True)
 class _Portions:
-    """The ranges of a piece, and those that one task reads: of one slab, following one another, up
-    to a block of rows.
+    """The ranges of a piece in portions: consecutive ranges of one slab, up to a block of rows."""
 
-    slabs, starts (samples from the first of the slab), counts: of each range. edges, row_edges:
-    where portions begin among ranges and rows, and the end. slab_of: of each portion.
-    """
-
-    slabs: IntArray
-    starts: IntArray
-    counts: IntArray
-    edges: IntArray
-    row_edges: IntArray
-    slab_of: IntArray
+    slabs: IntArray  # of each range
+    starts: IntArray  # of each range: samples, counted in the slab
+    counts: IntArray  # of each range
+    edges: IntArray  # first range of each portion, and the end
+    row_edges: IntArray  # first row of each portion, and the end
+    slab_of: IntArray  # of each portion
 
     def rows(self, number: int) -> slice:
-        """Of the piece."""
         return slice(*self.row_edges[number : number + 2].tolist())
 
 
 @dataclass(frozen=True)
 class PieceReads:
-    """All reads of one piece. slabs: acquired in SlabFiles, to be released.
-
-    failed: places of the piece that cannot be read, and why. places: of the piece. portion_of: of
-    each task. reads_slowly: what Python reads of it takes time.
-    """
+    """All reads of one piece."""
 
     data: DataMap
     batch: TaskBatch
     slow: deque[SlowRead]
-    slabs: list[int]
+    slabs: list[int]  # acquired in SlabFiles, to be released
     nbytes: int
-    failed: list[tuple[IntArray, DataError]]
-    places: IntArray
+    failed: list[tuple[IntArray, DataError]]  # places of the piece that cannot be read
+    places: IntArray  # of the piece
     portions: _Portions
-    portion_of: IntArray
-    reads_slowly: bool
+    portion_of: IntArray  # of each task
+    reads_slowly: bool  # the reads by Python take time
 
     def explain(self, number: int) -> tuple[IntArray, DataError]:
-        """Places and error of a task that failed."""
+        """Return places and error of a task that failed."""
         task, portion = self.batch.tasks[number], int(self.portion_of[number])
         path = self.data.slabs[int(self.portions.slab_of[portion])].path
         rows = self.portions.rows(portion)
@@ -157,7 +136,7 @@ def _failed(
     placed: Mapping[int, PlacedRows],
     failures: Mapping[int, DataError],
 ) -> tuple[list[tuple[IntArray, DataError]], NDArray[np.bool_]]:
-    """Places that cannot be read, and why; and by portion, whether it can be."""
+    """Return places that cannot be read, and why; and by portion, whether it is readable."""
     failed = []
     readable = np.ones(len(portions.slab_of), bool)
     for number, slab in enumerate(portions.slab_of.tolist()):
@@ -174,7 +153,7 @@ def _failed(
 
 
 def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
-    """Memory that each reading thread needs besides the batches."""
+    """Return the memory that each reading thread needs besides the batches."""
     least = _DIRECT_BYTES if direct else _STAGING_BYTES
     if data.windows is not None:
         data = data.windows.source
@@ -187,9 +166,7 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
 
 
 class Scheduler:
-    """Makes the reads of pieces. field_offsets: where the rows of a field begin in a batch.
-    objects: what reads those behind URLs. stats: of what planning itself reads.
-    """
+    """Planner of the reads of pieces; `stats` counts what planning itself reads."""
 
     def __init__(
         self,
@@ -206,7 +183,7 @@ class Scheduler:
         self._stops = self._starts + np.array([slab.count for slab in slabs], np.int64)
         self._fields = [spec for spec in plan.data.fields if spec.row_bytes]
         self._is_remote = remote = plan.data.access is not None
-        # Byte offsets by slab and field; -1 where libhsgd_io cannot read.
+        # Byte offsets by slab and field; -1 if libhsgd_io cannot read it.
         self._offsets = np.array(
             [
                 [
@@ -222,11 +199,11 @@ class Scheduler:
         self._gathered = np.array(
             [[slab.extents[spec.name].gathered for spec in self._fields] for slab in slabs], bool
         ).reshape(self._offsets.shape)
-        # Where slabs lie in memory, by slab and field; it does not change during an iteration.
+        # Addresses in the node's memory by slab and field; constant during an iteration.
         self._memory = np.zeros(self._offsets.shape, np.uint64)
         if plan.cache is not None:
             self._memory = plan.cache.addresses(self._fields)
-        # Nothing of these is read from a file.
+        # Slabs without reads from files.
         held = frozenset(np.flatnonzero(self._memory.min(axis=1, initial=1) > 0).tolist())
         self._without_file = frozenset(range(len(slabs))) if remote else held
         self.staging_bytes = staging_bytes(plan.data, direct=plan.direct, verify=plan.verify)
@@ -253,13 +230,10 @@ class Scheduler:
             ]
 
     def close(self) -> None:
-        """Close what was opened for offsets."""
         self._reader.close()
 
     def reads(self, piece: StreamPiece, skip: int, bases: Addresses) -> PieceReads:
-        """Plan the reads of a piece. bases: addresses of its batches; skip: samples that the first
-        batch had before.
-        """
+        """Plan the reads of a piece for batches at `bases`; the first had `skip` samples before."""
         if self._plan.verify:
             piece = self._whole_blocks(piece)
         portions = self._portions(piece)
@@ -282,9 +256,9 @@ class Scheduler:
         failed: list[tuple[IntArray, DataError]] = []
         reads_slowly = False
         slow: deque[SlowRead] = deque()
-        # Field after field: where the values of one field go is little enough to stay in the cache.
-        # Planning runs on a core whose caches the reads of the last piece have emptied: each NumPy
-        # call there takes ten times what it does alone, so the common case makes few.
+        # Field after field: the memory of one field is small enough to stay in the CPU's cache.
+        # Planning runs on a core with cold caches after reads: each NumPy call takes ten times as
+        # long as alone, so the common case makes few calls.
         if not failures and not any(found.failed for found in placed.values()) and fast.all():
             chosen = tasks.T.reshape(-1)
             numbers = np.tile(np.arange(len(slab_of)), fast.shape[1])
@@ -333,7 +307,7 @@ class Scheduler:
         placed: Mapping[int, PlacedRows],
         opened: Mapping[int, tuple[int, int]],
     ) -> tuple[NDArray[Any], IntArray]:
-        """By portion and field, the task and the bytes that it reads; offset -1: not a task."""
+        """Return, by portion and field, task and bytes to read; offset -1 is not a task."""
         slab_of, edges, row_edges = portions.slab_of, portions.edges, portions.row_edges
         tasks = np.zeros((len(slab_of), len(self._fields)), TASK)
         tasks["offset"] = self._offsets[slab_of]
@@ -369,7 +343,6 @@ class Scheduler:
         placed: Mapping[int, PlacedRows],
         wanted: NDArray[np.bool_],
     ) -> Iterator[SlowRead]:
-        """The reads of `wanted` portions and fields."""
         for number, column in np.argwhere(wanted).tolist():
             spec, rows = self._fields[column], portions.rows(number)
             ranges = slice(*portions.edges[number : number + 2].tolist())
@@ -393,7 +366,7 @@ class Scheduler:
             )
 
     def _open(self, slabs: list[int]) -> tuple[dict[int, tuple[int, int]], dict[int, DataError]]:
-        """Descriptors and alignments of slabs, and the errors of those that cannot be opened."""
+        """Return descriptors and alignments of slabs, and errors of those that cannot be opened."""
         opened: dict[int, tuple[int, int]] = {}
         failures: dict[int, DataError] = {}
         for slab in slabs:
@@ -404,7 +377,7 @@ class Scheduler:
         return opened, failures
 
     def _whole_blocks(self, piece: StreamPiece) -> StreamPiece:
-        """The same rows, read as all blocks with a checksum that hold some of them."""
+        """Return a piece that reads the same rows as whole checksum blocks."""
         rows = self._plan.data.checksum_rows
         read = np.repeat(piece.starts - (np.cumsum(piece.counts) - piece.counts), piece.counts)
         read += np.arange(len(read))
@@ -426,23 +399,21 @@ class Scheduler:
         return StreamPiece(starts, counts, spread, piece.stream_rows)
 
     def _expected(self, slabs: IntArray, starts: IntArray) -> list[NDArray[np.uint32]]:
-        """By field, the checksum of each range; nothing when they are not checked."""
+        """Return by field the checksum of each range; empty if they are not checked."""
         if not self._plan.verify:
             return []
         blocks = self._first_blocks[slabs] + starts // self._plan.data.checksum_rows
         return [of_field[blocks] for of_field in self._checksums]
 
     def _batch_rows(self, piece: StreamPiece, skip: int) -> BatchRows:
-        """Where the rows that the piece reads go, in all fields that are not ragged."""
+        """Return where the rows of a piece go, in all fields that are not ragged."""
         batch, row = np.divmod(piece.places + skip, self._plan.share.batch_size)
         found = row_copies.batch_rows(batch, row)
         found[piece.places < 0] = 0
         return found
 
     def _reads_slowly(self, portions: _Portions, missed: NDArray[np.bool_]) -> bool:
-        """Whether what Python reads takes time: `missed`, by portion and field. A few windows that
-        lie in two local files take none.
-        """
+        """Return whether Python's reads, `missed`, take time; a few windows across files do not."""
         if self._is_remote or (missed & ~self._gathered[portions.slab_of]).any():
             return bool(missed.any())
         rows = np.diff(portions.row_edges)[:, None]

@@ -1,4 +1,4 @@
-"""Where documents begin in the windows of a packed dataset: flash attention's cu_seqlens."""
+"""SegmentFinder: where documents begin in the windows of a packed dataset (cu_seqlens)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from ..remote.object_reader import ObjectReader
 
 __all__ = ["CU_SEQLENS", "SegmentFinder", "Starts", "cumulative", "documents_between"]
 
-CU_SEQLENS = "cu_seqlens"  # what a batch calls them
+CU_SEQLENS = "cu_seqlens"  # field name in a batch
 
-Starts = NDArray[np.int32]  # as flash attention takes them
+Starts = NDArray[np.int32]  # the type in flash attention
 
-_FEW = 2048  # offsets that are read at once rather than searched
-_NEAR_BYTES = 1 << 20  # elements between two ranges of windows that are searched as one
+_FEW = 2048  # offsets that are read at once instead of searched
+_NEAR_BYTES = 1 << 20  # largest gap between windows that are searched together
 
 
 def documents_between(reader: RowReader, name: str, first: int, stop: int) -> IntArray:
-    """Elements [first, stop), counted from the first of all slabs, at which samples of a ragged
-    field begin; ascending, each once. Raises DataError for offsets that cannot be.
+    """Return the elements in [first, stop) at which samples of a ragged field begin.
+
+    Elements are counted over all slabs; the result is ascending, without duplicates. Raises
+    DataError for impossible offsets.
     """
     parts = [np.empty(0, np.int64)]
     for number, low, high in reader.element_ranges(name, first, stop):
@@ -41,14 +43,14 @@ def documents_between(reader: RowReader, name: str, first: int, stop: int) -> In
 
 
 def _of_slab(reader: RowReader, number: int, name: str, low: int, high: int) -> Iterator[IntArray]:
-    """The same for elements [low, high) of one slab, in parts."""
+    """Yield the same for elements [low, high) of one slab, in parts."""
     slab = reader.data.slabs[number]
     offsets = slab.extents[name].offsets
     assert offsets is not None
     likely = _FEW + (high - low) * slab.count // max(1, offsets.elements)
-    # Where it would be if all samples had one length: mostly near enough for a single read.
+    # The place if all samples had one length: mostly near enough for a single read.
     sample = max(0, low * slab.count // max(1, offsets.elements) - _FEW // 2)
-    least, after = 0, slab.count  # those before `least` begin before low, `after` does not
+    least, after = 0, slab.count  # samples before `least` begin before low, `after` does not
     while True:
         count = min(likely, slab.count - sample)
         begins_at = reader.read_offsets(number, name, sample, count)[:-1]
@@ -69,9 +71,7 @@ def _of_slab(reader: RowReader, number: int, name: str, low: int, high: int) -> 
 
 
 class SegmentFinder:
-    """For one iteration over a packed dataset; pieces come in order. objects: what reads
-    those behind URLs.
-    """
+    """Finder of segments for one iteration over a packed dataset; pieces come in order."""
 
     def __init__(
         self, windows: Windows, batch_size: int, objects: ObjectReader, stats: ReadStats
@@ -82,16 +82,15 @@ class SegmentFinder:
         self._near = max(1, _NEAR_BYTES // (element_bytes * windows.length))  # in windows
 
     def close(self) -> None:
-        """Close what was opened for offsets."""
         self._reader.close()
 
     def find(
         self, piece: StreamPiece, skip: int, batches: int
     ) -> tuple[list[Starts], list[tuple[IntArray, DataError]]]:
-        """By batch, the elements at which segments begin, counted from its first, those of
-        this piece; each window begins one. And places of the piece whose offsets cannot be read.
+        """Return, by batch, where segments of this piece begin, and places with unreadable offsets.
 
-        skip: samples that the first batch had before.
+        Starts count elements from the first of the batch; each window begins a segment. `skip` is
+        the number of samples that the first batch had before.
         """
         length = self._windows.length
         rows = concatenate_ranges(piece.starts, piece.counts)
@@ -129,11 +128,11 @@ class SegmentFinder:
     def _placed(
         self, places: IntArray, owners: IntArray, inside: IntArray, skip: int
     ) -> tuple[Starts, IntArray]:
-        """The starts of the segments of windows that go to `places`, in their order, counted from
-        the first element of each batch; and where those of each window begin, and the end.
+        """Return the starts of segments in the order of `places`, and where each window's begin.
 
-        owners, inside: of each document that begins behind the first element of a window, the
-        number of this window, ascending, and how far behind.
+        Starts count from the first element of each batch. For each document that begins after the
+        first element of a window, `owners` has the number of this window, ascending, and `inside`
+        the distance from that element.
         """
         counts = np.bincount(owners, minlength=len(places))
         in_order = np.empty_like(places)

@@ -1,3 +1,3 @@
-"""Slabs in the memory of nodes, and who reads them from their files."""
+"""Slabs in the memory of nodes, and which rank reads them from files."""
 
 __all__: list[str] = []

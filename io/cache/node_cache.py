@@ -1,7 +1,7 @@
-"""Slabs in the shared memory of a node: each is read from its file once, by one rank of the node.
+"""NodeCache: slabs in a node's shared memory, each read from its file once, by one of its ranks.
 
-All ranks work out the contents of all nodes from metadata, so they need no message besides. Slabs
-that another node holds come from there on request (slab_transfer.py).
+All ranks compute the contents of all nodes from metadata, so they need no messages for it. Slabs in
+another node's memory come from there on request (slab_transfer.py).
 """
 
 from __future__ import annotations
@@ -33,23 +33,27 @@ _OFFSET_BYTES = 8  # int64
 
 @dataclass
 class CacheStats:
-    """cached_slabs: that the node holds. cache_bytes: that this rank read from files for it, and
-    exchanged_bytes: that it got from other nodes, in all epochs.
-    """
+    """Counters of a NodeCache over all epochs."""
 
-    cached_slabs: int = 0
-    cache_bytes: int = 0
-    exchanged_bytes: int = 0
+    cached_slabs: int = 0  # held by the node now
+    cache_bytes: int = 0  # read from files by this rank
+    exchanged_bytes: int = 0  # got by this rank from other nodes
 
 
 class NodeCache:
-    """Up to `limit_bytes` of slabs in the memory of this node; collective to make.
+    """Up to `limit_bytes` of slabs in the memory of this node; the constructor is collective.
 
-    Holds all fields in the native byte order and without compression, ragged ones as values and
-    offsets. nodes: the ranks of each node. verify: check what comes in against its checksums.
-    exchange: see CacheOptions. A slab that cannot be read, or is damaged, is left out: who wants it
-    reads the file and gets the error.
-    Raises SharedMemoryError when the memory is not there.
+    Holds all fields in native byte order, without compression; ragged fields as values and offsets.
+    A slab that is damaged or cannot be read is left out; a rank that needs it reads the file and
+    gets the error.
+
+    Args:
+        nodes: the ranks of each node.
+        verify: check what is read or received against its checksums.
+        exchange: see CacheOptions.
+
+    Raises:
+        SharedMemoryError: the node has not enough shared memory.
     """
 
     def __init__(
@@ -82,17 +86,16 @@ class NodeCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots of the node."""
         return len(self._contents[self._node]) * self._slot_bytes
 
     def prepare(self, wanted: Sequence[Sequence[int]], *, busy: bool) -> None:
-        """Let each node hold as many of its `wanted` slabs as fit; collective, blocking.
+        """Load as many of each node's `wanted` slabs as fit into its memory; collective, blocking.
 
-        wanted: by node, the same on all ranks. busy: this rank still reads what is there; then
-        nothing changes anywhere.
+        `wanted` is by node, the same on all ranks. If any rank is `busy`, still reading from the
+        cache, nothing changes on any.
         """
         slabs = [np.array([len(of_node), *of_node], np.int64) for of_node in wanted]
-        if self._travels:  # whoever sends must know where there is room
+        if self._travels:  # senders must know how many slots other nodes have
             slabs.append(np.array([len(self._contents[self._node])], np.int64))
         digest = zlib.crc32(np.concatenate(slabs).tobytes())
         states = self._comm.allreduce(np.array([busy, digest, -digest], np.int64), op="max")
@@ -109,7 +112,7 @@ class NodeCache:
         transfers = self._plan_transfers(coming)
         mine = {slot: slab for slot, slab in coming[self._node].items() if self._is_mine(slot)}
         for slot in mine:
-            self._good[slot] = 0  # until the slab is there
+            self._good[slot] = 0  # until the slab has arrived
         self.stats.exchanged_bytes += self._transfer(transfers)
         arrived = {transfer.to.slot for transfer in transfers if transfer.to.node == self._node}
         with RowReader(self._data) as reader:
@@ -123,7 +126,7 @@ class NodeCache:
         self.stats.cached_slabs = int(np.count_nonzero(self._good[: len(self._contents[0])]))
 
     def addresses(self, specs: Sequence[FieldSpec]) -> NDArray[np.uint64]:
-        """By slab and field, where the first row lies; 0 for what the node does not hold."""
+        """Return the address of the first row by slab and field; 0 if the node does not hold it."""
         found = np.zeros((len(self._data.slabs), len(specs)), np.uint64)
         for slot, slab in self._held():
             base = self._address + slot * self._slot_bytes
@@ -133,20 +136,20 @@ class NodeCache:
         return found
 
     def ends(self, spec: FieldSpec) -> dict[int, IntArray]:
-        """By slab that the node holds, where the samples of a ragged field begin, and where the
-        last ends, counted in elements of the slab; the memory of the node, not to be written.
+        """Return the offsets of a ragged field by slab, for slabs that the node holds.
+
+        The offsets say where each sample begins and where the last one ends, in elements of the
+        slab. They are views of the node's memory: do not write to them.
         """
         return {slab: self._ends(slab, slot, spec) for slot, slab in self._held()}
 
     def _held(self) -> list[tuple[int, int]]:
-        """Slots of this node with a slab that is there, and the slabs."""
+        """Return slot and slab of each slab that this node holds."""
         contents = self._contents[self._node]
         return [(n, slab) for n, slab in enumerate(contents) if slab >= 0 and self._good[n]]
 
     def _owner(self, place: NodeSlot) -> int:
-        """The rank that fills a slot, and sends what is in it: always the same, so that the order
-        of its own steps is enough to keep the two apart.
-        """
+        """Return the one rank that fills a slot and sends its contents, so these never overlap."""
         ranks = self._nodes[place.node]
         return ranks[place.slot % len(ranks)]
 
@@ -154,7 +157,7 @@ class NodeCache:
         return self._owner(NodeSlot(self._node, slot)) == self._comm.rank
 
     def _plan_transfers(self, coming: Sequence[dict[int, int]]) -> list[SlabTransfer]:
-        """What comes from other nodes; the same on all ranks."""
+        """Plan what comes from other nodes; the same on all ranks."""
         if not self._travels:
             return []
         first_of_node = self._nodes[self._node][0] == self._comm.rank
@@ -163,7 +166,7 @@ class NodeCache:
         return plan_transfers(self._contents, good, coming)
 
     def _transfer(self, transfers: Sequence[SlabTransfer]) -> int:
-        """Let slabs come from other nodes; the bytes that this rank got."""
+        """Exchange slabs with other nodes; return the bytes that this rank got."""
         if not transfers:
             return 0
         slots = len(self._contents[self._node])
@@ -171,7 +174,6 @@ class NodeCache:
         return transfer_slabs(self._comm, memory, transfers, self._owner)
 
     def _rows(self, number: int, slot: int, spec: FieldSpec) -> NDArray[Any]:
-        """The rows, or elements, of a slab in a slot."""
         rows = (
             _elements(self._data, number, spec) if spec.ragged else self._data.slabs[number].count
         )
@@ -185,7 +187,6 @@ class NodeCache:
         return self._memory[start : start + nbytes].view(np.int64)
 
     def _load(self, reader: RowReader, number: int, slot: int) -> bool:
-        """Read a slab into a slot; False when that fails."""
         slab = self._data.slabs[number]
         for spec in self._specs:
             rows = self._rows(number, slot, spec)
@@ -203,7 +204,6 @@ class NodeCache:
         return True
 
     def _is_right(self, number: int, slot: int) -> bool:
-        """Whether what a slot holds of a slab has its checksums."""
         return all(self._has_checksums(number, slot, spec) for spec in self._specs)
 
     def _has_checksums(self, number: int, slot: int, spec: FieldSpec) -> bool:
@@ -224,16 +224,13 @@ class NodeCache:
 
 
 def _elements(data: DataMap, number: int, spec: FieldSpec) -> int:
-    """Elements that a slab has of a ragged field."""
     offsets = data.slabs[number].extents[spec.name].offsets
     assert offsets is not None
     return offsets.elements
 
 
 def _refill(held: Sequence[int], wanted: Sequence[int]) -> dict[int, int]:
-    """Slots that get another slab, and which, so that as many of `wanted` as fit are there; empty
-    ones first.
-    """
+    """Return slot -> slab for missing slabs of `wanted`, as many as fit; empty slots first."""
     kept = wanted[: len(held)]
     present, needed = set(held), set(kept)
     missing = [slab for slab in kept if slab not in present]

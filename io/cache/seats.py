@@ -1,4 +1,4 @@
-"""Which ranks share a node, and whose turn it is to read which part of the stream."""
+"""The node of each rank, and the part of the stream that it reads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ __all__ = ["Seats", "seats_of"]
 
 @dataclass(frozen=True)
 class Seats:
-    """nodes: of each rank. numbers: of each rank, node by node. local_size: ranks of every node, 1
-    where nodes have different numbers of them.
-    """
+    """The places of all ranks."""
 
-    nodes: tuple[int, ...]
-    numbers: tuple[int, ...]
-    local_size: int
+    nodes: tuple[int, ...]  # of each rank
+    numbers: tuple[int, ...]  # of each rank, counted node by node
+    local_size: int  # ranks of every node; 1 if nodes have different numbers of ranks
 
     def part(self, rank: int, epoch: int) -> int:
-        """Return the part of the stream that a rank reads when parts go round."""
+        """Return the part of the stream that a rank reads if ranks take the parts in turn."""
         return part_in_turn(self.numbers[rank], epoch, len(self.numbers), self.local_size)
 
     def by_node(self) -> list[list[int]]:
-        """Return the ranks of each node; nodes in the order of their first ranks."""
+        """Return the ranks of each node; nodes are in the order of their first ranks."""
         found: dict[int, list[int]] = {}
         for rank, node in enumerate(self.nodes):
             found.setdefault(node, []).append(rank)
@@ -35,10 +33,10 @@ class Seats:
 
 
 def seats_of(world_size: int, local_size: int | None, comm: RankGroup | None) -> Seats:
-    """The seats of all ranks: as `comm` says (collective), else local_size ranks to a node, one
-    after the other.
+    """Return the seats of all ranks; collective with `comm`.
 
-    Raises ValueError when that does not come out even, or comm has another number of ranks.
+    Without `comm` each node has `local_size` consecutive ranks. Raises ValueError if that does not
+    divide world_size, or comm has another number of ranks.
     """
     if comm is not None:
         if comm.size != world_size:

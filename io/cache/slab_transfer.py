@@ -1,7 +1,7 @@
-"""Slabs from the memory of one node to that of another, by a communicator instead of the files.
+"""Transfers of slabs from the memory of one node to another, by a communicator instead of files.
 
-They change places while all memory is in use: piece by piece, the same piece of all slots at once,
-so that a slot gives away its bytes just before others come there.
+Slabs change places while all memory is in use. So they are sent piece by piece, the same piece of
+all slots at once: a slot's bytes are sent just before others arrive there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAGE = 4096
 
 @dataclass(frozen=True)
 class NodeSlot:
-    """A slot of a node."""
+    """One slot of one node."""
 
     node: int
     slot: int
@@ -31,7 +31,7 @@ class NodeSlot:
 
 @dataclass(frozen=True)
 class SlabTransfer:
-    """What a slot holds goes to another."""
+    """A transfer of a slab from the slot `start` to the slot `to`."""
 
     start: NodeSlot
     to: NodeSlot
@@ -42,11 +42,15 @@ def plan_transfers(
     good: NDArray[np.uint8],
     coming: Sequence[dict[int, int]],
 ) -> list[SlabTransfer]:
-    """Return where the slabs that nodes need can come from, of those that some node holds.
+    """Return the transfers for all slabs in `coming` that some node holds.
 
-    contents: by node and slot, the slab there, -1 for none. good: likewise, 0 where it is not
-    whole. coming: by node, slot -> slab. Each comes from the next node that has it, so that all
-    nodes give as much as they get when slabs go round.
+    Each slab comes from the next node that has it, so that all nodes send as much as they receive
+    if slabs go round.
+
+    Args:
+        contents: slab by node and slot, -1 for an empty slot.
+        good: by node and slot, 0 if the slab there is not whole.
+        coming: by node, slot -> slab.
     """
     where = [
         {slab: slot for slot, slab in enumerate(held) if slab >= 0 and good[node, slot]}
@@ -70,10 +74,10 @@ def transfer_slabs(
     transfers: Sequence[SlabTransfer],
     owner: Callable[[NodeSlot], int],
 ) -> int:
-    """Make all transfers at once; collective, blocking. Returns the bytes that this rank got.
+    """Make all transfers at once and return the bytes that this rank got; collective, blocking.
 
-    memory: (slots, bytes) of this node. transfers: the same on all ranks, at least one. owner: the
-    rank that alone reads and writes a slot meanwhile.
+    `memory` is that of this node, (slots, bytes). `transfers` are the same on all ranks, at least
+    one. `owner` returns the one rank that reads and writes a slot meanwhile.
     """
     ends = [(owner(transfer.start), owner(transfer.to)) for transfer in transfers]
     # Both lists are in the order of alltoall: by rank, and for one rank in that of the transfers.

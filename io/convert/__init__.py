@@ -1,3 +1,3 @@
-"""From any source to slab folders, and their verification."""
+"""Conversion of any source to slab folders, and their verification."""
 
 __all__: list[str] = []

@@ -20,9 +20,7 @@ _KINDS = "biufc"
 
 
 class ArraySource(Source):
-    """Arrays in memory, and Ragged ones. fields: names to take, all by default. Raises ValueError
-    and TypeError for what is no field.
-    """
+    """Arrays in memory, also Ragged ones; raises ValueError or TypeError for others."""
 
     def __init__(self, arrays: Mapping[str, Any], fields: Sequence[str] | None = None) -> None:
         unknown = [name for name in fields or () if name not in arrays]
@@ -58,7 +56,7 @@ class ArraySource(Source):
 
 
 def _in_memory(name: str, values: Any) -> Block:
-    """An array of a user, or a list of arrays of different lengths, in the native byte order."""
+    """Return an array, or a list of arrays of different lengths, in native byte order."""
     if isinstance(values, Ragged):
         return Ragged(_in_memory(name, values.values), np.asarray(values.offsets, np.int64))
     if isinstance(values, list) and values and all(isinstance(v, np.ndarray) for v in values):
@@ -77,9 +75,9 @@ def _in_memory(name: str, values: Any) -> Block:
 
 
 def digits_splits(test_fraction: float, seed: int) -> dict[str, ArraySource]:
-    """scikit-learn's handwritten digits as {"train": ..., "test": ...}, stratified by label.
+    """Return scikit-learn's handwritten digits as {"train": ..., "test": ...}, stratified by label.
 
-    Fields: image float32 (64,) in 0..1, label int64. The split depends on the seed alone.
+    Fields: image float32 (64,) in 0..1, label int64. The split depends on the seed only.
     """
     with needed_for("the set of digits", "scikit-learn"):
         from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""Folders of images, one for each class: which they are, and what in them is no image."""
+"""ClassFolders: folders of images, one for each class, and the other files in them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".
 
 @dataclass
 class ClassFolders:
-    """The class folders of a folder. names: of the classes, sorted; a label is a place in them.
-    images: with their labels, in the order of their paths. left_out: by path, why something is no
-    image.
-    """
+    """The class folders in a folder."""
 
     path: Path
-    names: list[str] = field(default_factory=list)
-    images: list[tuple[Path, int]] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)  # sorted; a label is an index
+    images: list[tuple[Path, int]] = field(default_factory=list)  # and labels, sorted by path
+    left_out: dict[str, str] = field(default_factory=dict)  # path -> reason
 
     def __post_init__(self) -> None:
         """Raise DataError if there are no images, or if the folders are splits of a data set."""

@@ -1,4 +1,4 @@
-"""hsgd data convert: from any source to slab folders, shuffled on the way."""
+"""convert_to_slabs: makes slab folders of any source, in random order."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from .text_sources import TokenizedSource, Tokenizer, load_tokenizer
 
 __all__ = ["ConvertGroup", "convert_to_slabs"]
 
-_SLAB_BYTES = 128 << 20  # aim
-_MAX_SLAB_BYTES = 2 << 30  # one slab is held in memory while its rows are put in order
+_SLAB_BYTES = 128 << 20  # wanted size
+_MAX_SLAB_BYTES = 2 << 30  # a field of a slab is in memory while its rows are ordered
 _STAYS_PACKED = (
     "these are not applied, its values stay as they are stored, and the attributes go with them"
 )
@@ -58,33 +58,46 @@ def convert_to_slabs(
     progress: bool = False,
     comm: ConvertGroup | None = None,
 ) -> list[Path]:
-    """Convert `source` to a slab folder `target`; the folders made.
+    """Convert `source` to the slab folder `target`, and return the folders made; blocking.
 
-    source: .npy, .npz, HDF5, .tar (WebDataset), .csv, .parquet, .txt or .jsonl file, folder of such
-    files (but for .npz and .csv) or of class folders with images, "x.npy,y.npy", slab folder, or
-    "digits" (scikit-learn's, makes target/train and target/test by test_fraction); or arrays in
-    memory, by field: NumPy's, Ragged, or a list of arrays of different lengths. image_size:
-    images are scaled and cut to it. encoded: images stay the bytes of their files, a ragged field
-    for `decode=` of the loader. tokenizer: field tokens takes the place of text: a tokenizer.json
-    file, or a function from texts to lists of token ids; it is run twice. Attributes of HDF5 files,
-    fields and groups go to the index; a warning names those that cannot, and datasets that are no
-    fields.
-    fields: names to take.
-    num_slabs: by default about 128 MiB each, 16 at least. permute: put the samples in a random
-    order that `seed` decides, which block shuffling relies on; False keeps the order of the source.
-    compress: "gzip", or "lz4" or "zstd" (Blosc): slabs in chunks of whole samples,
-    of about 4 MiB over all fields, the values of ragged fields in chunks that samples may cross.
-    Meanwhile the disk holds the slabs as they are.
-    fill_unwritten: take HDF5's fill values for rows that nobody ever wrote, with a warning;
-    otherwise they are a DataError.
-    progress: show a bar on stderr. comm: an mpi4py communicator: its ranks write slabs of their own
-    (collective; the result is the same for any number of ranks, all see one path).
+    The folder appears complete or not at all. If a conversion is killed, the same call continues
+    about where it stopped: its work is kept beside the target, as .NAME.part, for the same
+    arguments, number of ranks and source files (compared by path, size and time).
 
-    The folder appears whole or not at all. After a conversion that was killed, the same call goes
-    on about where it was: what is done waits beside the target, as .NAME.part, for the same
-    arguments, number of ranks and source files (by path, size and time).
-    Raises DataError for an unreadable source, an existing target (without overwrite) and a full
-    disk, ValueError for bad arguments.
+    Attributes of HDF5 files, fields and groups are copied to the index. A warning names attributes
+    that cannot be copied, and datasets that are not fields.
+
+    Args:
+        source: a .npy, .npz, HDF5, .tar (WebDataset), .csv, .parquet, .txt or .jsonl file; a folder
+            of such files (except .npz and .csv) or of class folders with images; "x.npy,y.npy"; a
+            slab folder; "digits" (scikit-learn's); or arrays in memory by field: NumPy arrays,
+            Ragged, or lists of arrays of different lengths.
+        target: "digits" makes target/train and target/test.
+        fields: names to use.
+        num_slabs: by default slabs of about 128 MiB, but at least 16.
+        seed: of the random order.
+        permute: put the samples into random order, on which block shuffling relies; False keeps the
+            order of the source.
+        overwrite: replace an existing slab folder.
+        test_fraction: part of "digits" that becomes target/test.
+        image_size: scale and crop images to this size.
+        encoded: keep images as the bytes of their files, a ragged field for `decode=` of the
+            loader.
+        tokenizer: a tokenizer.json file, or a function from texts to lists of token ids, which runs
+            twice. The field tokens replaces the text.
+        compress: "gzip", or "lz4" or "zstd" (Blosc). Chunks hold whole samples, about 4 MiB over
+            all fields; samples of ragged fields may cross chunks. During the conversion the disk
+            also holds the slabs uncompressed.
+        fill_unwritten: use HDF5's fill values for rows that were never written, with a warning;
+            otherwise they are a DataError.
+        progress: show a bar on stderr.
+        comm: an mpi4py communicator; each rank writes its own slabs. Collective; all ranks
+            see the same paths. The result does not depend on the number of ranks.
+
+    Raises:
+        DataError: the source cannot be read, the target exists (without overwrite), or the disk is
+            full.
+        ValueError: bad arguments.
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size is {image_size}; use at least 1")
@@ -154,7 +167,7 @@ def _open(
 
 @dataclass(frozen=True)
 class _Part:
-    """What becomes one slab folder. lengths: of the samples of each ragged field."""
+    """The data of one slab folder; `lengths` has those of the samples of each ragged field."""
 
     name: str
     source: Source
@@ -163,17 +176,15 @@ class _Part:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all fields."""
         return sum(self.field_bytes(spec) for spec in self.source.specs)
 
     def field_bytes(self, spec: FieldSpec) -> int:
-        """Return bytes of one field."""
         lengths = self.lengths.get(spec.name)
         rows = self.source.num_samples if lengths is None else int(lengths.sum())
         return rows * spec.row_bytes
 
     def described(self) -> list[Any]:
-        """Plain values that differ when the source does."""
+        """Return plain values that differ if the source does."""
         specs = [[s.name, s.shape, s.dtype.str, s.ragged] for s in self.source.specs]
         lengths = hashlib.sha256(b"".join(x.tobytes() for x in self.lengths.values())).hexdigest()
         return [self.name, self.source.identity(), self.source.num_samples, specs, lengths]
@@ -191,7 +202,7 @@ def _check_written(source: Source, accepted: bool, *, warn: bool) -> None:
 
 
 def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:
-    """The attributes to carry. Says in a line each which datasets and attributes are not."""
+    """Return the attributes to copy; warn of datasets and attributes that are left out."""
     found = source.attributes()
     lines = [
         *source.notes,
@@ -206,11 +217,11 @@ def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:
 
 
 class ConvertGroup(Protocol):
-    """What is needed of an mpi4py communicator."""
+    """The methods of an mpi4py communicator that a conversion needs."""
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Rank of this process."""
 
     @property
     def size(self) -> int:
@@ -221,8 +232,6 @@ class ConvertGroup(Protocol):
 
 
 class _Alone:
-    """The communicator of a conversion by one process."""
-
     rank, size = 0, 1
 
     def allgather(self, sendobj: Any) -> list[Any]:
@@ -233,7 +242,7 @@ class _Alone:
 def _staged_together(
     target: Path, settings: dict[str, Any], group: ConvertGroup, overwrite: bool
 ) -> Iterator[Staged]:
-    """staged_folder() of rank 0 for all ranks; an error of one is an error of all."""
+    """Call staged_folder() on rank 0 for all ranks; an error of one rank is raised on all."""
     with _shared_errors(group), ExitStack() as stack:
         staged: Staged | None = None
         with _shared_errors(group):
@@ -246,7 +255,7 @@ def _staged_together(
 
 @contextmanager
 def _shared_errors(group: ConvertGroup) -> Iterator[None]:
-    """Collective at its end: when a rank fails inside, all do, each with the first rank's text."""
+    """Raise an error on all ranks if the block fails on one; collective at the end of the block."""
     error: BaseException | None = None
     try:
         yield
@@ -269,14 +278,11 @@ def _convert_part(
     advance: Advance,
     group: ConvertGroup,
 ) -> None:
-    """Write one slab folder; every rank its slabs, rank 0 the index when all are there.
-
-    seed: of the permutation, None to keep the order.
-    """
+    """Write one slab folder: each rank its slabs, rank 0 the index when all are complete."""
     folder = staged.folder / part.name
     folder.mkdir(exist_ok=True)
     if group.allgather((folder / INDEX_NAME).exists())[0]:
-        return  # before it was killed
+        return  # made before the conversion was killed
     with _shared_errors(group):
         journal = staged.journal(part.name, group.rank)
         position = journal.load()
@@ -309,10 +315,7 @@ def _convert_part(
 
 
 def _evenly(advance: Advance, total: int, passes: int, ranks: int) -> Advance:
-    """Turns the bytes that all passes of a rank move into bytes of the data, `total` at their end.
-
-    The first pass of a rank streams the whole source, the second its own slabs alone.
-    """
+    """Return a function that converts bytes moved in all passes of a rank to bytes of the data."""
     moved = total + (total // ranks if passes > 1 else 0)
     done = shown = 0
 
@@ -327,7 +330,7 @@ def _evenly(advance: Advance, total: int, passes: int, ranks: int) -> Advance:
 
 
 def _check_names(specs: Sequence[FieldSpec], source: str) -> None:
-    """Refuse names that are not the names of datasets beside one another in HDF5."""
+    """Raise DataError for names that cannot be names of datasets in one HDF5 file."""
     names = [spec.name for spec in specs]
     for name in names:
         steps = name.split("/")
@@ -345,7 +348,7 @@ def _check_names(specs: Sequence[FieldSpec], source: str) -> None:
 
 
 def _slab_count(part: _Part, asked: int | None, name: str) -> int:
-    """How many slabs to make; refuses what cannot be split or would not fit in memory."""
+    """Return the number of slabs; raise an error if `asked` is impossible for these samples."""
     samples = part.source.num_samples
     if samples == 0:
         raise DataError(f"{name}: the first dimension is 0, there are no samples to convert")
@@ -364,5 +367,5 @@ def _slab_count(part: _Part, asked: int | None, name: str) -> int:
 
 
 def _uuid_of(dataset_uuid: str, part: str) -> str:
-    """Of one part of a dataset (train, test): the same on all ranks, and when taken up again."""
+    """Return the uuid of one part (train, test), the same on all ranks and after a restart."""
     return uuid.uuid5(uuid.UUID(dataset_uuid), part).hex if part else dataset_uuid

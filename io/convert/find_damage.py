@@ -1,4 +1,4 @@
-"""hsgd data verify: every block of a slab folder against its checksum, with several threads."""
+"""Checks of all blocks of a slab folder against their checksums, with several threads."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["find_damage"]
 def find_damage(
     data: DataMap, *, threads: int = 4, advance: Callable[[int], object] = lambda count: None
 ) -> Iterator[str]:
-    """Yield one line for each damaged block: file, place, field, and what is wrong.
+    """Yield one line for each damaged block: file, place, field and the error; blocking.
 
-    advance: told the number of bytes that were checked. Blocks as long as reading takes. Raises
-    ValueError for a dataset without checksums, DataError for blocks that fit in no memory.
+    `advance` is called with the bytes checked since the last call. Raises ValueError without
+    checksums, DataError if a block needs more memory than there is.
     """
     if not data.checksum_rows:
         raise ValueError(f"{data.path} has no checksums; convert it with hsgd data convert")
@@ -34,7 +34,7 @@ def find_damage(
         return
     size = staging_bytes(data, direct=False, verify=True)
     with claimed_memory(data.path, "its largest chunk or checksum block", size):
-        row_copies.Staging(size)  # rather than an error for each block
+        row_copies.Staging(size)  # one error now instead of one for each block
     pool = ThreadPoolExecutor(threads, "hsgd-verify")
     try:
         for lines in pool.map(lambda n: _check_slab(data, n, advance), range(len(data.slabs))):
@@ -47,7 +47,7 @@ def _check_slab(data: DataMap, number: int, advance: Callable[[int], object]) ->
     if data.access is None:
         files = SlabFiles(data)
         try:
-            files.acquire(number)  # of a file that has changed one line says so
+            files.acquire(number)  # one line, not one per block, if the file has changed
         except DataError as error:
             return [str(error)]
         finally:

@@ -1,7 +1,4 @@
-"""An HDF5 file with a group for each sample as a source.
-
-Samples come in the order of the numbers in their names, and are read one by one.
-"""
+"""GroupedSource: an HDF5 file with one group per sample, in the order of the groups' numbers."""
 
 from __future__ import annotations
 
@@ -33,10 +30,11 @@ _NO_FIELD = "its type is none of numbers or bool"
 
 
 class GroupedSource(Source):
-    """Samples that are groups. fields: names inside them; all that most groups have by default.
+    """Samples that are groups of an HDF5 file.
 
-    A field whose arrays differ in their first axis alone is ragged. Groups without one of the
-    fields are left out. Raises DataError for arrays that differ in another way.
+    `fields` are names inside the groups; by default all that most groups have. A field is ragged if
+    its arrays differ in their first axis only. Groups without one of the fields are left out.
+    Raises DataError for arrays that differ otherwise.
     """
 
     def __init__(self, path: Path, groups: SampleGroups, fields: Sequence[str] | None) -> None:
@@ -66,7 +64,6 @@ class GroupedSource(Source):
         ]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Yield samples from `start` on, each of which is opened for itself."""
         with open_hdf5(str(self._path)) as file:
             home = file[self._home or "/"]
             for row in range(start, self.num_samples, rows):
@@ -81,7 +78,7 @@ class GroupedSource(Source):
         return self._columns[spec.name].lengths
 
     def attributes(self) -> Attributes:
-        """Those of the file, and how fields are packed. Others are those of single samples."""
+        """Return the attributes of the file and of packing, without those of single samples."""
         with examined(self._path) as file:
             first = self._place(self._names[0])
             places = {f"{first}/{name}": name for name in self._columns}
@@ -107,9 +104,7 @@ class GroupedSource(Source):
         choose: bool,
         unused: dict[str, str],
     ) -> dict[str, _Column]:
-        """A column of each field, as its first dataset is. choose: leave out what has another type,
-        in `unused`, instead of raising.
-        """
+        """Return a column per field; with `choose` put fields of other types into `unused`."""
         columns = {}
         for name in wanted:
             found = (hard_linked(file, f"{self._place(one)}/{name}") for one in groups.names)
@@ -129,7 +124,6 @@ class GroupedSource(Source):
         return columns
 
     def _add(self, sample: Any, name: str, stored: StoredRows) -> None:
-        """Note a sample, or why it is left out."""
         place = self._place(name)
         items = {field: hard_linked(sample, field) for field in self._columns}
         missing = [f for f, item in items.items() if not isinstance(item, import_h5py().Dataset)]
@@ -146,7 +140,7 @@ class GroupedSource(Source):
                 "unpack all"
             )
         for field, item in items.items():
-            if gaps := stored.gaps(item):  # before anybody asks for its shape
+            if gaps := stored.gaps(item):  # before the shape is read
                 self.unwritten.setdefault(field, f"{self._path}: {place + '/' + field!r}: {gaps}")
             self._columns[field].add(item, self._path)
         self._names.append(name)
@@ -175,7 +169,7 @@ class _Column:
         self.lengths: IntArray = np.empty(0, np.int64)
 
     def add(self, dataset: Any, path: Path) -> None:
-        """Take one more sample. Raises DataError if it is of another form."""
+        """Add a sample's dataset. Raises DataError if its type or shape does not fit the others."""
         dtype = supported_dtype(dataset, path, dataset.name)
         shape = dataset.shape
         if self._shape is None:
@@ -190,7 +184,6 @@ class _Column:
         self.sizes.append(shape[0] if shape else 1)
 
     def spec(self) -> FieldSpec:
-        """Return the field; ragged if samples differ in their length."""
         assert self._shape is not None
         dtype = self._dtype.newbyteorder("=")
         if len(set(self.sizes)) > 1:

@@ -1,4 +1,4 @@
-"""Several sources as one: the files of a folder, one after the other."""
+"""JoinedSource: the files of a folder, one after the other, as one source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HDF5_SUFFIXES = frozenset({".h5", ".hdf5", ".hdf", ".he5"})
 
 
 class JoinedSource(Source):
-    """The samples of all parts, in their order. parts: by path, sources with equal fields."""
+    """The samples of all `parts` (path, source), in their order; all have equal fields."""
 
     def __init__(self, parts: Sequence[tuple[Path, Source]]) -> None:
         first_path, first = parts[0]
@@ -60,7 +60,7 @@ class JoinedSource(Source):
 
 
 def _check_packing(first: tuple[Path, Packing], other: tuple[Path, Packing]) -> None:
-    """Refuse files in which one stored value stands for different ones."""
+    """Raise DataError if equal stored values mean different values in the two files."""
     for name in sorted({*first[1], *other[1]}):
         found = [packing.get(name, {}) for _, packing in (first, other)]
         if found[0] != found[1]:

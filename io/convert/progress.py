@@ -1,8 +1,4 @@
-"""A progress bar in bytes, and sizes as text, for the commands of the reader.
-
-tqdm is imported only when a bar is shown: where the output is no terminal, which would keep every
-state of it, one line says what has begun.
-"""
+"""A progress bar in bytes, and sizes as text, for the commands of the reader."""
 
 from __future__ import annotations
 
@@ -11,11 +7,11 @@ from collections.abc import Callable
 
 __all__ = ["Advance", "Progress", "bytes_text"]
 
-Advance = Callable[[int], object]  # told the number of bytes that were just done
+Advance = Callable[[int], object]  # called with the number of bytes done since the last call
 
 
 class Progress:
-    """A tqdm bar in bytes, a line, or nothing."""
+    """A tqdm bar in bytes; one line if stderr is not a terminal; nothing without `show`."""
 
     def __init__(self, total_bytes: int, title: str, *, show: bool) -> None:
         self._total_bytes, self._title, self._show = total_bytes, title, show
@@ -40,7 +36,7 @@ class Progress:
 
 
 def bytes_text(count: int) -> str:
-    """Return a size in the largest binary unit that leaves at least 1."""
+    """Return a size in the largest binary unit with a value of at least 1."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

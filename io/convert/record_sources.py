@@ -1,8 +1,4 @@
-"""Sources of single records: image folders, WebDataset tar files, CSV and Parquet tables.
-
-Pillow, pandas and pyarrow are imported when they are needed. Rows are decoded block by block, so
-memory stays bounded.
-"""
+"""Sources of single records: image folders, WebDataset tar files, CSV and Parquet tables."""
 
 from __future__ import annotations
 
@@ -41,9 +37,9 @@ _TEXTS = frozenset({"string", "large_string", "string_view", "binary", "large_bi
 class ImageFolderSource(Source):
     """Images in one folder per class: fields image (uint8, height x width x 3) and label (int64).
 
-    Labels number the folders by their sorted names, as torchvision's ImageFolder does. image_size:
-    the shorter side is scaled to it and the middle square is taken; without it all images must have
-    one size. encoded: field image has the bytes of the files, as they are, and is ragged.
+    Labels number the folders by their sorted names, as torchvision's ImageFolder does. With
+    `image_size` the shorter side is scaled to it and the central square is used; otherwise all
+    images must have one size. With `encoded` the ragged field image holds the bytes of the files.
     """
 
     left_out_are = "files"
@@ -99,7 +95,7 @@ class TarSource(Source):
 
     The rest of the name is the field: npy (an array), cls (a number as text), jpg, png and the like
     (an image, uint8), anything else (bytes). All samples have the same fields. Arrays and bytes of
-    different lengths make a ragged field. encoded: images are bytes.
+    different lengths make a ragged field. With `encoded` images stay bytes.
     """
 
     def __init__(
@@ -111,7 +107,7 @@ class TarSource(Source):
         encoded: bool = False,
     ) -> None:
         self.files, self._size, self._encoded = list(paths), image_size, encoded
-        # Field -> place of each sample's member: number of the tar file, offset, length, name.
+        # Field -> each sample's member: number of the tar file, offset, length, name.
         self._members: dict[str, list[tuple[int, int, int, str]]] = {}
         samples = 0
         for number, path in enumerate(self.files):
@@ -130,9 +126,7 @@ class TarSource(Source):
         self.specs = _chosen(known, fields, self._members)
 
     def _spec(self, name: str) -> FieldSpec:
-        """Arrays and bytes whose members differ in size are ragged along their first axis, and so
-        are encoded images.
-        """
+        """Return the field; ragged for arrays and bytes of different sizes, and encoded images."""
         first = self._load(name, 0)
         suffix = f".{name.rpartition('.')[2]}"
         if self._encoded and suffix in IMAGE_SUFFIXES:
@@ -180,7 +174,7 @@ class TarSource(Source):
                 return array.astype(array.dtype.newbyteorder("="), copy=False)
             if suffix in ("cls", "index"):
                 return np.array(int(data), np.int64)
-        except (ValueError, TypeError, EOFError, MemoryError) as error:  # headers claim anything
+        except (ValueError, TypeError, EOFError, MemoryError) as error:  # of damaged headers
             raise DataError(f"{where}: {first_line(error)}") from None
         if f".{suffix}" in IMAGE_SUFFIXES and not self._encoded:
             return _decode(data, self._size, where)
@@ -188,14 +182,14 @@ class TarSource(Source):
 
 
 class CsvSource(Source):
-    """A CSV table with a header line; every column of numbers is a field. Needs pandas."""
+    """A CSV table with a header line; every column of numbers is a field; needs pandas."""
 
     _CHUNK = 100_000
 
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._path, self.files = path, [path]
         self.num_samples = 0
-        # A column may begin with whole numbers and go on with others: the types of all parts count.
+        # The types of all parts count: a column may begin with integers and go on with floats.
         types: dict[str, np.dtype[Any]] = {}
         for chunk in self._chunks(fields):
             self.num_samples += len(chunk)
@@ -208,7 +202,7 @@ class CsvSource(Source):
         self.specs = _columns(path, types, fields)
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
-        """One column, in parts; lines before `start` are read again."""
+        """Yield one column in parts; lines before `start` are read again."""
         before = start
         for chunk in self._chunks([spec.name]):
             values = chunk[spec.name].to_numpy(spec.dtype)[before:]
@@ -226,11 +220,11 @@ class CsvSource(Source):
 
 
 class ParquetSource(Source):
-    """A Parquet table; every column of numbers, or of lists of them, is a field. Needs pyarrow.
+    """A Parquet table; every column of numbers, or of lists of numbers, is a field; needs pyarrow.
 
-    Lists that are all of one length by their type have that as a shape; other lists are ragged.
-    Columns of text, or of bytes, become ragged fields of bytes where `fields` names them, or all of
-    them with text. What is stored as a dictionary is read as its values.
+    Lists whose type fixes their length get it as a shape; other lists are ragged. Columns of text
+    or bytes become ragged fields of bytes if `fields` names them, or all of them with `text`.
+    Dictionary-encoded columns are read as their values.
     """
 
     def __init__(self, path: Path, fields: Sequence[str] | None, *, text: bool = False) -> None:
@@ -241,7 +235,7 @@ class ParquetSource(Source):
         for entry in table.schema_arrow:
             stored = entry.type
             kind = _values_of(stored)
-            documents = text and kind is stored  # rather than one word of a few
+            documents = text and kind is stored  # a dictionary holds categories, not documents
             if str(kind) in _TEXTS and (documents if fields is None else entry.name in fields):
                 texts.add(entry.name)
                 types[entry.name] = np.dtype(np.uint8)
@@ -261,7 +255,7 @@ class ParquetSource(Source):
         )
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """One column, in parts; rows before `start` are read again."""
+        """Yield one column in parts; rows before `start` are read again."""
         before = start
         for batch in self._batches(spec.name, rows):
             column = batch.column(0)[before:]
@@ -288,11 +282,10 @@ class ParquetSource(Source):
             yield values if lengths is None else Ragged(values, offsets_of(lengths))
 
     def _batches(self, name: str, rows: int) -> Iterator[Any]:
-        """One column, in parts."""
         table = self._open()
         try:
             yield from table.iter_batches(batch_size=rows, columns=[name])
-        except (OSError, ValueError) as error:  # those of pyarrow are among these
+        except (OSError, ValueError) as error:  # pyarrow's errors are among these
             raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
 
     def _open(self) -> Any:
@@ -306,12 +299,12 @@ class ParquetSource(Source):
 
 
 def _values_of(kind: Any) -> Any:
-    """Arrow's type of the values of a column, which may be stored by a dictionary of them."""
+    """Return Arrow's type of a column's values, also of a dictionary-encoded column."""
     return kind.value_type if str(kind).startswith("dictionary<") else kind
 
 
 def _fixed_shape(kind: Any) -> tuple[tuple[int, ...], Any]:
-    """Of lists of a fixed length, which may nest: the lengths, and the type of what they hold."""
+    """Return the lengths of (nested) lists of fixed length, and the type of their items."""
     shape: tuple[int, ...] = ()
     while str(kind).startswith("fixed_size_list<"):
         shape, kind = (*shape, kind.list_size), kind.value_type
@@ -319,7 +312,6 @@ def _fixed_shape(kind: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _bytes_of(column: Any) -> Ragged:
-    """A column of text, or of bytes, of pyarrow."""
     flat = column.cast("large_binary")
     _, offsets, data = flat.buffers()
     ends = np.frombuffer(offsets, np.int64)[flat.offset : flat.offset + len(flat) + 1]
@@ -337,7 +329,7 @@ def _is_plain(dtype: Any) -> bool:
 def _columns(
     path: Path, types: dict[str, np.dtype[Any]], fields: Sequence[str] | None
 ) -> tuple[FieldSpec, ...]:
-    """The columns of numbers, or those asked for, which must be numbers."""
+    """Return the columns of numbers, or the chosen ones, which must be numbers."""
     wanted = [name for name in types if _is_plain(types[name])] if fields is None else fields
     odd = [name for name in wanted if name in types and not _is_plain(types[name])]
     if odd:
@@ -360,7 +352,7 @@ def _chosen(
 
 
 def _stacked(values: Any, spec: FieldSpec, count: int) -> NDArray[Any]:
-    """Rows in one array. Raises DataError naming the record whose form is another."""
+    """Return rows as one array; raise DataError naming one of another shape or dtype."""
     out = np.empty((count, *spec.shape), spec.dtype)
     for row, (where, value) in enumerate(values):
         if value.shape != spec.shape or value.dtype != spec.dtype:
@@ -373,7 +365,7 @@ def _stacked(values: Any, spec: FieldSpec, count: int) -> NDArray[Any]:
 
 
 def _in_a_row(values: Any, spec: FieldSpec) -> Ragged:
-    """Arrays of different lengths. Raises DataError naming the record whose form is another."""
+    """Join arrays of different lengths; raise DataError naming one of another shape or dtype."""
     found = []
     for where, value in values:
         if value.shape[1:] != spec.shape or value.ndim == 0 or value.dtype != spec.dtype:
@@ -396,7 +388,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def _decode(data: bytes, size: int | None, where: str) -> NDArray[np.uint8]:
-    """An image as RGB, height x width x 3; scaled and cut to size x size when that is given."""
+    """Return an image as RGB, height x width x 3; with `size` scaled and cropped to size x size."""
     with needed_for("an image", "pillow"):
         from PIL import Image, ImageOps
     try:

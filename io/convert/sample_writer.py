@@ -1,7 +1,4 @@
-"""SampleWriter: a program's samples, one by one or in batches, as a slab folder.
-
-They wait in files beside the target until the last one has come; then these are converted.
-"""
+"""SampleWriter: makes a slab folder of samples that a program writes one by one or in batches."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class _Waiting:
-    """The samples of one field in a file. dtype and shape are those of the first sample."""
+    """The samples of one field in a file; dtype and shape are those of the first sample."""
 
     def __init__(self, path: Path, name: str, values: NDArray[Any], *, ragged: bool) -> None:
         self.name, self.ragged = name, ragged
@@ -45,7 +42,7 @@ class _Waiting:
         self._file: IO[bytes] = path.open("wb", buffering=_BUFFER_BYTES)
 
     def check(self, values: NDArray[Any]) -> None:
-        """Raise ValueError or TypeError for what is not as the first sample was."""
+        """Raise ValueError or TypeError for values that do not fit the first sample."""
         if values.shape[1:] != self.shape:
             raise ValueError(
                 f"field {self.name!r} has shape {values.shape[1:]}, in the first sample it had "
@@ -72,7 +69,6 @@ class _Waiting:
             self._lengths.append(lengths)
 
     def block(self) -> Block:
-        """Return all samples, mapped."""
         self._file.flush()
         shape = (self._rows, *self.shape)
         mapped = bool(np.prod(shape))
@@ -88,14 +84,20 @@ class _Waiting:
 
 
 class SampleWriter(Closing):
-    """Takes samples in any order and number; close(), or the end of `with`, makes a slab folder.
+    """Writer of samples, in any order; close(), or the end of `with`, makes a slab folder.
 
-    target: the folder, which appears whole or not at all; a block that an error ends leaves none.
-    ragged: fields whose samples differ in length along the first axis; bytes are taken there, too.
-    num_slabs, seed, permute, compress, overwrite: see convert_to_slabs(). Meanwhile the samples lie
-    in a hidden folder beside the target, so the disk holds them twice; one that a killed process
-    left is removed by the next writer of that target on its host. Local; one process writes.
-    Raises DataError for a target that exists (without overwrite) and a full disk.
+    Local; one process writes. Until close() the samples lie in a hidden folder beside the target,
+    so the disk holds them twice. If the process is killed, the next writer of that target on the
+    same host removes this folder. num_slabs, seed, permute, compress and overwrite are as for
+    convert_to_slabs().
+
+    Args:
+        target: the folder; it appears complete or not at all. If an error ends the `with` block, it
+            is not made.
+        ragged: fields whose samples differ in length along the first axis; they also take bytes.
+
+    Raises:
+        DataError: the target exists (without overwrite), or the disk is full.
     """
 
     def __init__(
@@ -128,13 +130,12 @@ class SampleWriter(Closing):
         self._failed = False
 
     def __len__(self) -> int:
-        """Samples written so far."""
         return self._count
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Take one sample: a value, or an array, for each field; the same fields each time.
+        """Write one sample: a value or an array for each field, with the same fields each time.
 
-        Raises ValueError and TypeError for one that is not as the first was: nothing is written.
+        Raises ValueError or TypeError if it does not fit the first sample; then nothing is written.
         """
         batch: dict[str, Any] = {}
         for name, value in sample.items():
@@ -145,9 +146,7 @@ class SampleWriter(Closing):
         self.write_batch(batch)
 
     def write_batch(self, batch: Mapping[str, Any]) -> None:
-        """Take several samples: arrays with samples along the first axis, of ragged fields a list
-        of arrays or a Ragged.
-        """
+        """Write several samples: arrays, for ragged fields Ragged or lists of arrays."""
         if not self._remove.alive:
             raise ValueError(f"{self._target}: this writer is closed; make another")
         if self._failed:
@@ -174,7 +173,7 @@ class SampleWriter(Closing):
             }
         for name, (values, _, _) in fields.items():
             self._fields[name].check(values)
-        self._failed = True  # until all fields have all of it
+        self._failed = True  # until the sample is written to all fields
         try:
             for name, (values, lengths, _) in fields.items():
                 self._fields[name].append(values, lengths)
@@ -187,8 +186,9 @@ class SampleWriter(Closing):
         self._count += next(iter(counts.values()))
 
     def close(self) -> None:
-        """Make the slab folder, once. After an error the samples are kept while the program runs,
-        and close() can be called again. Raises ValueError where no sample was written.
+        """Make the slab folder, once; raise ValueError if no sample was written.
+
+        After an error the samples are kept while the program runs, and close() can be called again.
         """
         if not self._remove.alive:
             return
@@ -207,14 +207,14 @@ class SampleWriter(Closing):
         self.discard()
 
     def discard(self) -> None:
-        """Forget the samples; no slab folder is made."""
+        """Delete the samples without making a slab folder."""
         for field in self._fields.values():
-            with contextlib.suppress(OSError):  # what is still to be written is not wanted
+            with contextlib.suppress(OSError):  # the rest need not be written
                 field.close()
         self._remove()
 
     def _taken(self, name: str, value: Any) -> tuple[NDArray[Any], NDArray[np.int64] | None, int]:
-        """Values, the lengths of ragged samples, and the number of samples."""
+        """Return values, the lengths of ragged samples (or None), and the number of samples."""
         if name not in self._ragged:
             array = _array_of(name, value)
             if not array.ndim:
@@ -234,10 +234,8 @@ class SampleWriter(Closing):
 
 
 def _folder_beside(target: Path) -> tuple[Path, int]:
-    """A hidden folder, and a descriptor that holds its lock, which the kernel drops with the
-    process; those of dead writers are removed first.
-    """
-    prefix = f".{target.name}.{platform.node()}."  # hosts may not see the locks of one another
+    """Make a hidden folder; return it with the descriptor of its lock. Remove abandoned ones."""
+    prefix = f".{target.name}.{platform.node()}."  # hosts may not see each other's locks
     for entry in target.parent.iterdir():
         if entry.name.startswith(prefix) and entry.name.endswith(_ENDING):
             _remove_abandoned(entry)
@@ -245,39 +243,38 @@ def _folder_beside(target: Path) -> tuple[Path, int]:
         folder = Path(tempfile.mkdtemp(_ENDING, prefix, target.parent))
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:  # as below
+        except FileNotFoundError:  # another writer removed it, see below
             continue
         with contextlib.suppress(OSError):  # not every file system has locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists():
             return folder, descriptor
-        os.close(descriptor)  # another writer took it for abandoned, before it was locked
+        os.close(descriptor)  # another writer removed it as abandoned, before it was locked
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder whose lock nobody holds."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # removed meanwhile, or of another user
+    except OSError:  # already removed, or another user's
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # its writer lives, or nobody can know
+    except OSError:  # its writer lives, or the file system has no locks
         pass
     finally:
         os.close(descriptor)
 
 
 def _remove(folder: Path, lock: int, pid: int) -> None:
-    """Not in a forked child, whose parent goes on writing."""
+    """Remove the folder, except in a forked child, whose parent goes on writing."""
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
 def _array_of(name: str, value: Any) -> NDArray[Any]:
-    """An array, or that of the bytes."""
+    """Return an array; of bytes, an array over them."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8)
     array = np.asarray(value)

@@ -1,13 +1,13 @@
-"""The two passes of a conversion: rows to their slabs, then slabs into their final order.
+"""The two passes of a conversion: rows to their slabs, then rows of each slab into final order.
 
-Pass 1 streams the source once and appends every row to the slab where it belongs; pass 2 puts the
-rows of one slab at a time into their final order. Both read and write in large sequential parts,
-and together they are exactly one random permutation of all rows. Memory: one field of one slab, two
-blocks, and 16 bytes per sample.
+Pass 1 reads the source once and appends every row to its slab. Pass 2 puts the rows of one slab at
+a time into their final order. Both read and write large sequential parts; together they make
+exactly one random permutation of all rows. Memory: one field of one slab, two blocks, and 16 bytes
+per sample.
 
-Every _CHECKPOINT_BYTES the position goes to the journal. Appending again what was appended after
-that gives the same bytes. Ordering is not like that: a slab that may be half ordered is filled anew
-from the source, so the journal says which those are before they are touched.
+Every _CHECKPOINT_BYTES the position is saved in the journal. Rows appended after that can be
+appended again, with the same result. Ordering cannot be repeated: a slab that may be ordered in
+part is filled again from the source. So the journal names slabs before they are ordered.
 """
 
 from __future__ import annotations
@@ -41,33 +41,31 @@ __all__ = ["BLOCK_BYTES", "Order", "Passes"]
 
 BLOCK_BYTES = 16 << 20
 _CHECKPOINT_BYTES = 1 << 30
-_PERMUTE = 4  # what the random stream is for (epoch_order.py uses 1 to 3)
+_PERMUTE = 4  # purpose of the random stream (epoch_order.py uses 1, 2, 3 and 5)
 
 
 class Order:
-    """Where the rows of the source go; seed None: where they are.
-
-    place_of: the place of each row. source_at: the row for each place. None where nothing moves.
-    """
+    """The order of rows in the slabs; with seed None that of the source, without arrays."""
 
     def __init__(self, count: int, seed: int | None) -> None:
-        self.place_of: IntArray | None = None
-        self.source_at: IntArray | None = None
+        self.place_of: IntArray | None = None  # new place of each row
+        self.source_at: IntArray | None = None  # row at each place
         if seed is not None:
             self.source_at = permutation(count, seed, _PERMUTE)
             self.place_of = np.empty_like(self.source_at)
             self.place_of[self.source_at] = np.arange(count)
 
     def ends(self, lengths: IntArray) -> IntArray:
-        """Return where the elements of each row end, in the new order."""
         return offsets_of(lengths if self.source_at is None else lengths[self.source_at])
 
 
 class Passes:
-    """Both passes of one rank, over all fields. Writes the slabs that `writer` owns.
+    """Both passes of one rank over all fields; writes the slabs that `writer` owns.
 
-    lengths: of the rows of each ragged field, in the order of the source. position: what the
-    journal says. advance: told the bytes that are done.
+    Args:
+        lengths: lengths of the rows of each ragged field, in the order of the source.
+        position: position from the journal.
+        advance: called with the number of bytes done since the last call.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class Passes:
         self._unsaved_bytes = 0
 
     def run(self) -> str:
-        """Write all rows that are missing; the digest of the source."""
+        """Write all rows that are missing and return the digest of the source."""
         specs = self._source.specs
         samples = self._source.num_samples
         self._advance(self._passes * sum(self._bytes(s, samples) for s in specs[: self._at.field]))
@@ -109,7 +107,7 @@ class Passes:
             self._at = Position(number + 1, (*self._at.digests, self._at.chain))
             self._checkpoint()
         if self._saved != self._at and self._saved != Position():
-            self._save()  # what is sealed next cannot be written any more
+            self._save()  # sealed slabs cannot be written any more
         digest = hashlib.sha256()
         for spec, of_field in zip(specs, self._at.digests, strict=True):
             described = [spec.name, spec.shape, spec.dtype.str, *(["ragged"] * spec.ragged)]
@@ -118,7 +116,7 @@ class Passes:
         return digest.hexdigest()
 
     def _append(self, spec: FieldSpec) -> None:
-        """Pass 1: every row to the next free place of its slab."""
+        """Do pass 1: append every row to its slab."""
         chain = bytes.fromhex(self._at.chain)
         for block in self._fill(spec, frozenset(self._writer.owned), self._at.row):
             chain = _chained(chain, block)
@@ -134,9 +132,7 @@ class Passes:
             )
 
     def _fill(self, spec: FieldSpec, slabs: frozenset[int], start: int) -> Iterator[Block]:
-        """Append the rows from `start` on to those of `slabs` where they belong, by blocks; each
-        block when it was written.
-        """
+        """Append rows from `start` on to their slabs, if in `slabs`; yield each written block."""
         filled = self._filled_before(spec, start)
         row = start
         blocks = self._source.stream(spec, self._block_rows(spec), start)
@@ -153,7 +149,7 @@ class Passes:
             yield block
 
     def _check_lengths(self, spec: FieldSpec, row: int, block: Block) -> None:
-        """Refuse samples that are not as long as they were when the slabs were made."""
+        """Raise DataError if samples have other lengths than when the slabs were made."""
         if isinstance(block, Ragged):
             expected = self._lengths[spec.name][row : row + len(block)]
             differ = np.flatnonzero(block.lengths != expected)
@@ -165,7 +161,7 @@ class Passes:
                 )
 
     def _slab_of(self, start: int, stop: int) -> IntArray:
-        """The slabs where rows [start, stop) of the source belong."""
+        """Return the slab of each of the source's rows [start, stop)."""
         places = np.arange(start, stop)
         if self._order.place_of is not None:
             places = self._order.place_of[start:stop]
@@ -173,13 +169,13 @@ class Passes:
         return found
 
     def _filled_before(self, spec: FieldSpec, row: int) -> IntArray:
-        """Rows, or elements, that each slab has of the source's first `row` rows."""
+        """Return the rows, or elements, in each slab after the source's first `row` rows."""
         step = 1 << 20  # bounds the memory
         parts = (self._amounts(spec, low, min(low + step, row)) for low in range(0, row, step))
         return sum(parts, np.zeros(len(self._bounds) - 1, np.int64))
 
     def _amounts(self, spec: FieldSpec, start: int, stop: int) -> IntArray:
-        """Rows, or elements, that rows [start, stop) of the source bring to each slab."""
+        """Return the rows, or elements, that rows [start, stop) of the source add to each slab."""
         slab_of = self._slab_of(start, stop)
         if not spec.ragged:
             return np.bincount(slab_of, minlength=len(self._bounds) - 1)
@@ -188,17 +184,15 @@ class Passes:
         return found
 
     def _bytes(self, spec: FieldSpec, rows: int) -> int:
-        """Of the source's first `rows` rows."""
         count = int(self._lengths[spec.name][:rows].sum()) if spec.ragged else rows
         return count * spec.row_bytes
 
     def _block_rows(self, spec: FieldSpec) -> int:
-        """Rows that make about a block."""
         total = self._bytes(spec, self._source.num_samples)
         return max(1, BLOCK_BYTES * self._source.num_samples // max(1, total))
 
     def _order_slabs(self, spec: FieldSpec) -> None:
-        """Pass 2: the slabs that are not in their final order yet."""
+        """Do pass 2: order the slabs that are not in their final order yet."""
         owned = self._writer.owned
         sizes = np.array([self._writer.slab_bytes(slab, spec) for slab in owned], np.int64)
         self._advance(int(sizes[: self._at.ordered].sum()))
@@ -210,10 +204,7 @@ class Passes:
             self._unsaved_bytes += int(sizes[number])
 
     def _announce(self, number: int, sizes: IntArray) -> None:
-        """Before slab `number` of the owned ones is ordered: say so, and of some after it.
-
-        Not needed while the journal says nothing of this field: all of it would be done again.
-        """
+        """Record which slabs will be ordered next, unless the journal has nothing of this field."""
         begun = self._saved.field == self._at.field and self._saved.row > 0
         if not begun and self._unsaved_bytes < _CHECKPOINT_BYTES:
             return
@@ -223,7 +214,7 @@ class Passes:
         self._save()
 
     def _order_slab(self, spec: FieldSpec, slab: int) -> None:
-        """The rows of a slab arrived in the order of the source; put them in their places."""
+        """Move the rows of a slab from the order of the source to their final places."""
         assert self._order.place_of is not None and self._order.source_at is not None
         start, stop = self._writer.bounds[slab], self._writer.bounds[slab + 1]
         arrived = np.sort(self._order.source_at[start:stop])
@@ -251,7 +242,7 @@ class Passes:
 
 
 def _chained(chain: bytes, block: Block) -> bytes:
-    """A hash of all blocks that can be taken up in the middle: of the last one and a block."""
+    """Return a hash of all blocks so far, from that of the earlier ones and the next block."""
     digest = hashlib.sha256(elements(block).reshape(-1).view(np.uint8).data)
     if isinstance(block, Ragged):
         digest.update(block.lengths.data)
@@ -259,7 +250,7 @@ def _chained(chain: bytes, block: Block) -> bytes:
 
 
 def _even_blocks(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
-    """The same rows in blocks of exactly `rows`, but for the last."""
+    """Yield the same rows in blocks of exactly `rows`, except for the last."""
     held: list[Block] = []
     count = 0
     for block in blocks:

@@ -1,6 +1,6 @@
-"""Writing slabs: the files of one dataset, made whole in an empty folder.
+"""SlabFolderWriter: writes the files of one dataset into an empty folder.
 
-A slab is slab-00003.h5.part until its rows, checksums and seal are on the disk.
+A slab is called slab-00003.h5.part until its rows, checksums and seal are on disk.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["ALIGNMENT_BYTES", "SlabFolderWriter"]
 
 ALIGNMENT_BYTES = 4096
-CHECKSUM_BYTES = 4 << 20  # a block of all fields, about
-_CHUNKS_PER_BLOCK = 4  # of ragged samples, which do not end where their chunks do
-# Metadata of this version carries checksums: damaged, it gives an error where older forms can crash
+CHECKSUM_BYTES = 4 << 20  # about, of all fields of a block
+_CHUNKS_PER_BLOCK = 4  # of ragged samples, which may cross chunks
+# Metadata of this version has checksums: if damaged, it gives an error; older versions can crash
 # HDF5. Virtual datasets need 1.10 anyway.
 _LIBVER = ("v110", "v110")
 _COPY_BYTES = 1 << 20
@@ -60,27 +60,22 @@ _PACKERS = 4  # threads that compress
 
 @dataclass(frozen=True)
 class Column:
-    """One dataset of every slab.
-
-    bounds: samples of slab k are [bounds[k], bounds[k + 1]). ends: where the elements of each
-    sample end, None where a sample is one row. extra: rows that the last sample of a slab has more.
-    """
+    """One dataset of every slab."""
 
     spec: FieldSpec
-    bounds: Sequence[int]
-    ends: IntArray | None = None
-    extra: int = 0
+    bounds: Sequence[int]  # slab k holds samples [bounds[k], bounds[k + 1])
+    ends: IntArray | None = None  # where elements of each sample end; None if a sample is one row
+    extra: int = 0  # rows after the last sample of a slab
 
     def rows(self, slab: int) -> int:
-        """Return rows in a slab."""
         return int(self.cut(slab, self.bounds[slab + 1] - self.bounds[slab])[0, 1])
 
     def first(self, slab: int) -> int:
-        """Return rows in the slabs before."""
+        """Return the rows in the slabs before."""
         return self.bounds[slab] if self.ends is None else int(self.ends[self.bounds[slab]])
 
     def cut(self, slab: int, samples: int) -> IntArray:
-        """Return rows [start, stop) of each block of so many samples of a slab."""
+        """Return rows [start, stop) of each block of `samples` samples of a slab: (blocks, 2)."""
         first, last = self.bounds[slab], self.bounds[slab + 1]
         starts = np.arange(first, last, samples)
         stops = np.minimum(starts + samples, last)
@@ -90,19 +85,20 @@ class Column:
 
 
 class SlabFolderWriter:
-    """Writes one dataset into a folder (of `staged_folder`): create, write rows, seal.
+    """Writer of one dataset into a folder (of `staged_folder`): create, write rows, seal.
 
-    Slabs exist with their full size from the start; rows are written in any order straight to their
-    place in the file, and nothing counts until `seal` has written the digest and the seal into
-    every slab and `write_index` has added the index.
+    Slabs have their full size from the start. Rows are written in any order, straight to their
+    place in the file. They count only after `seal` has written digest and seal into every slab and
+    `write_index` has added the index.
 
-    owned: the slabs that this writer makes (all by default); others have a writer elsewhere, with
-    the same dataset_uuid, and one of the writers adds the index when all have sealed.
-    ends: of each ragged field, where the elements of each sample end in the order of the slabs:
-    int64, 0 and then one for each sample.
-    compress: sealed slabs hold chunks that are compressed like this (chunks.Compression).
-    resumed: take up the slabs that an earlier writer with the same arguments left, with the rows
-    that they have; those that it sealed stay.
+    Args:
+        owned: the slabs that this writer makes, all by default. Other writers with the same
+            dataset_uuid make the others; one of the writers adds the index when all have sealed.
+        ends: where the elements of each sample end, by ragged field, in the order of the slabs:
+            int64, 0 and then one for each sample.
+        compress: compress sealed slabs in chunks (chunks.Compression).
+        resumed: continue with the slabs, and their rows, left by an earlier writer with the same
+            arguments; slabs that it sealed stay.
     """
 
     def __init__(
@@ -136,7 +132,7 @@ class SlabFolderWriter:
         for slab in self.owned:
             if resumed and not self._sealed_path(slab).exists():
                 self._offsets[slab] = self._renew_slab(slab)
-            elif resumed:  # the earlier writer may have ended between the two
+            elif resumed:  # the earlier writer may have ended between rename and unlink
                 self._path(slab).unlink(missing_ok=True)
             else:
                 self._sealed_path(slab).unlink(missing_ok=True)
@@ -144,33 +140,30 @@ class SlabFolderWriter:
                 _reserve(self._path(slab))
 
     def write(self, slab: int, spec: FieldSpec, row: int, values: NDArray[Any]) -> None:
-        """Put `values` (rows of field `spec`, native, contiguous) at row `row` of the slab; of a
-        ragged field elements, at element `row`.
-        """
+        """Write rows, or elements of a ragged field, to a slab; native byte order, contiguous."""
         self._write(slab, self._columns[_stored_name(spec)], row, values)
 
     def write_offsets(self, slab: int, spec: FieldSpec) -> None:
-        """Put the offsets of a ragged field into the slab; does nothing for others."""
+        """Write the offsets of a ragged field to a slab; do nothing for others."""
         if spec.ragged:
             ends = self._ends[spec.name][self.bounds[slab] : self.bounds[slab + 1] + 1]
             self._write(slab, self._columns[f"{spec.name}/{OFFSETS}"], 0, ends)
 
     def slab_bytes(self, slab: int, spec: FieldSpec) -> int:
-        """Return bytes that a field has in the slab."""
         return self._columns[_stored_name(spec)].rows(slab) * spec.row_bytes
 
     def read_back(self, slab: int, spec: FieldSpec) -> NDArray[Any]:
-        """Return all rows, or elements, of a field in the slab, as written so far."""
+        """Return all rows, or elements, of a field in a slab, as written so far."""
         column = self._columns[_stored_name(spec)]
         return self._read_rows(slab, column, 0, column.rows(slab))
 
     def sync(self) -> None:
-        """Bring all rows that were written to the disk."""
+        """Flush all rows to disk."""
         for slab in self._offsets:
             sync_file(self._path(slab))
 
     def seal(self, source_digest: str) -> None:
-        """Declare the owned slabs complete, with their checksums, and bring them to the disk."""
+        """Mark the owned slabs as complete, with their checksums, and flush them to disk."""
         h5py = import_h5py()
 
         for slab in self._offsets:
@@ -188,9 +181,7 @@ class SlabFolderWriter:
             path.unlink(missing_ok=True)
 
     def write_index(self, source_digest: str, attributes: Attributes | None = None) -> None:
-        """Add the index, with the attributes of the user, after all slabs of all writers were
-        sealed.
-        """
+        """Add the index, with the user's attributes, after all writers have sealed all slabs."""
         h5py = import_h5py()
 
         path = self._folder / f"{INDEX_NAME}.part"
@@ -203,14 +194,14 @@ class SlabFolderWriter:
                 for slab in range(slabs):
                     start, rows = column.first(slab), column.rows(slab)
                     if rows and spec.row_bytes:
-                        # HDF5 takes % in the name of a source for the number of a block.
+                        # HDF5 reads % in the name of a source as the number of a block.
                         source = h5py.VirtualSource(
                             slab_name(slab),
                             name.replace("%", "%%"),
                             (rows, *spec.shape),
                             spec.dtype,
                         )
-                        # The last offset of a slab is the first of the next.
+                        # The last offset of a slab is the first of the next slab.
                         rows -= column.extra if slab < slabs - 1 else 0
                         layout[start : start + rows] = source[:rows]
                 if total and spec.row_bytes:
@@ -304,9 +295,10 @@ class SlabFolderWriter:
                         dataset.id.write_direct_chunk(place, data, mask)
 
     def _create_slab(self, path: Path, slab: int, compress: str | None = None) -> dict[str, int]:
-        """Make a slab without rows at `path`; dataset name -> byte offset of its rows.
+        """Make a slab without rows; return dataset name -> byte offset of its rows.
 
-        compress: in chunks, but for the offsets of ragged fields; chunks have no offset.
+        With `compress` it has chunks, which have no offset; offsets of ragged fields stay
+        contiguous.
         """
         h5py = import_h5py()
 
@@ -343,18 +335,16 @@ class SlabFolderWriter:
         return offsets
 
     def _chunk_rows(self, column: Column) -> int:
-        """Rows of a chunk: those of a checksum, or elements of ragged samples; 0 for offsets, which
-        are read at any place.
-        """
+        """Return the rows, or elements, of a chunk; 0 for offsets, which have no chunks."""
         if column.ends is not None:
             return max(1, CHECKSUM_BYTES // _CHUNKS_PER_BLOCK // max(1, column.spec.row_bytes))
         return 0 if column.extra else self._checksum_rows
 
     def _renew_slab(self, slab: int) -> dict[str, int]:
-        """Keep the rows of a slab, and put new metadata around them.
+        """Keep the rows of a slab, and write new metadata around them.
 
-        A process that was killed while it sealed the slab has left metadata that HDF5 refuses. The
-        layout of a slab depends on its fields and rows alone, so that of a new one fits.
+        A process killed while it sealed the slab has left metadata that HDF5 refuses. The layout of
+        a slab depends only on its fields and rows, so a new slab's metadata fits.
         """
         path = self._path(slab)
         fresh = path.with_suffix(".new")
@@ -390,10 +380,10 @@ class SlabFolderWriter:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """What h5py raises when it cannot write a file, as an OSError with the number of the system's.
+    """Turn h5py's errors of writing a file into OSError with the system's error number.
 
-    h5py raises OSError without a number, or RuntimeError where a file is closed, in several lines,
-    one of which has the number. A RuntimeError without is not the disk's, and stays what it is.
+    h5py raises OSError without a number, or RuntimeError when a file is closed; one line of its
+    text has the number. A RuntimeError without a number is not the disk's and is raised as it is.
     """
     try:
         yield
@@ -414,7 +404,7 @@ def _stored_name(spec: FieldSpec) -> str:
 def _create_dataset(
     file: h5py.File, spec: FieldSpec, rows: int, chunk_rows: int, compress: str | None
 ) -> h5py.h5d.DatasetID:
-    """A dataset that is not filled: contiguous, with its space, or in chunks of chunk_rows."""
+    """Make an unfilled dataset: contiguous and allocated, or in chunks of `chunk_rows`."""
     h5py = import_h5py()
 
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -433,7 +423,7 @@ def _create_dataset(
 
 
 def _copy(source: Any, sink: Any, start: int, stop: int) -> None:
-    """Bytes [start, stop) of a file to the same place of another."""
+    """Copy bytes [start, stop) of a file to the same place in another."""
     source.seek(start)
     sink.seek(start)
     while start < stop:
@@ -443,10 +433,10 @@ def _copy(source: Any, sink: Any, start: int, stop: int) -> None:
 
 
 def _reserve(path: Path) -> None:
-    """Take the disk space of a sparse file, so that a full disk shows at once."""
+    """Allocate the disk space of a sparse file, so that a full disk is noticed at once."""
     with open(path, "rb+") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # not every file system can
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # file system cannot reserve
                 raise

@@ -1,4 +1,4 @@
-"""What all sources of a conversion have in common."""
+"""Source: the base class of all that can be converted."""
 
 from __future__ import annotations
 
@@ -24,51 +24,37 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class Source(ABC):
-    """Named fields with the same number of rows, read from the first row to the last.
+    """Named fields with the same number of rows, read from the first row to the last."""
 
-    Attributes:
-        specs: the fields, with native dtypes.
-        num_samples: rows of every field.
-        files: what they are read from.
-        text_fields: those that hold text.
-        notes: lines to warn with.
-        left_out: by name, why something is no field; left_out_are: what these are.
-        unwritten: by field, what of it nobody ever wrote.
-        packing: attributes of fields whose values stand for others.
-    """
-
-    specs: tuple[FieldSpec, ...]
-    num_samples: int
-    files: Sequence[Path]
-    text_fields: frozenset[str] = frozenset()
-    notes: Sequence[str] = ()
-    left_out: Mapping[str, str] = _NOTHING
+    specs: tuple[FieldSpec, ...]  # with dtypes in native byte order
+    num_samples: int  # rows of every field
+    files: Sequence[Path]  # that are read
+    text_fields: frozenset[str] = frozenset()  # fields that hold text
+    notes: Sequence[str] = ()  # lines to warn with
+    left_out: Mapping[str, str] = _NOTHING  # name -> why it is not a field
     left_out_are = "no fields, so"
-    unwritten: Mapping[str, str] = _NOTHING
-    packing: Packing = _NOTHING
+    unwritten: Mapping[str, str] = _NOTHING  # field -> rows that were never written
+    packing: Packing = _NOTHING  # of fields whose stored values stand for others
 
     @abstractmethod
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        """Yield the rows of a field from `start` on, in blocks of at most `rows`.
-
-        Blocks are Ragged where the field is; each is valid until the next.
-        """
+        """Yield rows from `start` on in blocks of at most `rows`, each valid until the next."""
 
     def identity(self) -> str:
-        """Return what changes when the source does: by default a digest of its files."""
+        """Return text that changes if the source does: by default a digest of its files."""
         return identity_of_files(self.files)
 
     def lengths(self, spec: FieldSpec) -> IntArray | None:
-        """Return the elements of each sample of a ragged field; None: they are to be read."""
+        """Return the elements of each sample of a ragged field; None if they must be read."""
         return None
 
     def attributes(self) -> Attributes:
-        """Return what the user wrote beside the samples."""
+        """Return the attributes that users gave the file and its fields."""
         return Attributes()
 
 
 def identity_of_files(paths: Iterable[Path]) -> str:
-    """Return a digest of paths, sizes and times of change."""
+    """Return a digest of paths, sizes and modification times."""
     digest = hashlib.sha256()
     for path in paths:
         with reading(path):
@@ -79,7 +65,7 @@ def identity_of_files(paths: Iterable[Path]) -> str:
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turn what the system raises for a file inside the block into DataError."""
+    """Turn errors of the system for a file inside the block into DataError."""
     try:
         yield
     except DataError:  # an OSError as well

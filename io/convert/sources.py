@@ -1,7 +1,4 @@
-"""What can be converted: NumPy and HDF5 files, slab folders, and single records.
-
-Each source streams rows in their original order, so memory stays bounded whatever it is.
-"""
+"""Sources for NumPy and HDF5 files and slab folders, and the choice of the source for a path."""
 
 from __future__ import annotations
 
@@ -67,13 +64,11 @@ _UNREADABLE = (
 
 PARQUET_SUFFIXES = frozenset({".parquet", ".pq"})
 _KINDS = "biufc"
-_ROWS = 1024  # of ragged samples, whose size is not known yet
+_ROWS = 1024  # ragged samples per block, while their size is unknown
 
 
 def lengths_of(source: Source) -> dict[str, IntArray]:
-    """Elements of every sample of each ragged field; reads these fields once, but where the source
-    knows.
-    """
+    """Return the elements of every sample by ragged field; reads fields of unknown lengths."""
     found = {}
     for spec in source.specs:
         if spec.ragged:
@@ -177,7 +172,7 @@ def _vlen_spec(dataset: Any, path: Path, name: str) -> FieldSpec:
 
 
 def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
-    """Whether some field of an HDF5 file has numbers of variable length."""
+    """Return whether some field of an HDF5 file has numbers of variable length."""
     h5py = import_h5py()
 
     with examined(path) as file:
@@ -190,7 +185,7 @@ def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
 
 
 class NumpySource(Source):
-    """Arrays in .npy files, or members of one .npz file: field name -> where it is."""
+    """Arrays in .npy files, or members of one .npz file: field name -> (path, member or None)."""
 
     def __init__(self, files: dict[str, tuple[Path, str | None]], names: Sequence[str] | None):
         unknown = [name for name in names or () if name not in files]
@@ -207,7 +202,7 @@ class NumpySource(Source):
             with self._open(name) as stream:
                 shape, dtype = _read_header(stream, where)
                 missing = math.prod(shape) * dtype.itemsize + stream.tell() - self._size(name)
-            if missing > 0:  # before memory is taken for what the header claims
+            if missing > 0:  # before memory is allocated by the header
                 raise _truncated(where, missing)
             self._stored[name] = dtype
             counts[name] = shape[0]
@@ -234,7 +229,6 @@ class NumpySource(Source):
                 yield block.astype(spec.dtype, copy=False)
 
     def _size(self, name: str) -> int:
-        """Bytes of a file, or of a member as it is without compression."""
         path, member = self._files[name]
         if member is None:
             return path.stat().st_size
@@ -265,10 +259,10 @@ def open_source(
     encoded: bool = False,
     text: bool = False,
 ) -> Source:
-    """Return the source that `source` names: a file, a folder, or several .npy files with commas.
+    """Return the source for a file, a folder, or several .npy files separated by commas.
 
-    image_size, encoded: see ImageFolderSource; others have no images. Raises ValueError for both.
-    text: text is wanted, also where numbers stand beside it.
+    `image_size` and `encoded` are for images only, see ImageFolderSource; both together raise
+    ValueError. With `text` columns of text become fields, also beside numbers.
     """
     if encoded and image_size is not None:
         raise ValueError("encoded images stay as they are; leave out --image-size or --encoded")
@@ -282,7 +276,7 @@ def open_source(
         if is_slab_folder(path):
             return Hdf5Source(path, fields)
         return _open_folder(path, fields, image_size, encoded=encoded, text=text)
-    if not path.is_file():  # opening a pipe would wait for ever
+    if not path.is_file():  # opening a pipe would block
         raise DataError(f"{source}: neither a file nor a folder")
     if path.suffix == ".tar":
         return TarSource([path], fields, image_size, encoded=encoded)
@@ -371,7 +365,7 @@ def _npz_members(path: Path) -> dict[str, tuple[Path, str | None]]:
 
 
 def _read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and stored dtype of the array that starts here; the stream is left at its first row."""
+    """Return shape and stored dtype of an array; leave the stream at its first row."""
     try:
         version = np.lib.format.read_magic(stream)
         if version == (1, 0):
@@ -398,7 +392,7 @@ def _truncated(where: str, missing: int) -> DataError:
 
 
 def _read_exactly(stream: IO[bytes], count: int, where: str) -> bytes:
-    """`count` bytes; a zip member may give them in parts."""
+    """Read `count` bytes; a zip member may return them in parts."""
     parts: list[bytes] = []
     missing = count
     while missing:

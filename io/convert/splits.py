@@ -1,4 +1,4 @@
-"""Names of the splits of a data set: train, test and the like, converted one at a time."""
+"""Names of the splits of a dataset: train, test and the like, which are converted one at a time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def is_split(name: str) -> bool:
 
 
 def refuse_splits(folder: Path, files: Sequence[Path]) -> None:
-    """Raise DataError if the names of files begin with those of several splits: train.h5, test.h5,
-    or train-00000.parquet, test-00000.parquet.
-    """
+    """Raise DataError if file names begin with several splits: train.h5, test-00000.h5."""
     words = {file.name: _first_word(file) for file in files}
     if len(set(words.values())) > 1 and all(map(is_split, words.values())):
         shown = {word: name for name, word in reversed(words.items())}

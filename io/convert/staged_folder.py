@@ -1,8 +1,7 @@
-"""A folder that is being written: hidden beside its target until it is whole, then renamed.
+"""A folder that is written under a hidden name beside its target, and renamed when it is complete.
 
-.NAME.part beside the target NAME holds data/ (what will be the target), conversion.json (what is
-being made) and one journal for each rank and part, with which a conversion that was killed goes on
-where it was.
+.NAME.part beside the target NAME holds data/ (the future target), conversion.json (what is being
+converted) and one journal per rank and part. From these a conversion that was killed continues.
 """
 
 from __future__ import annotations
@@ -40,29 +39,24 @@ _JOURNALS = "journal-*.json"
 
 @dataclass(frozen=True)
 class Position:
-    """How far one rank has come with its slabs of one part.
+    """The progress of one rank with its slabs of one part."""
 
-    field: fields before it are done, and digests has theirs. row: so many rows of this field were
-    appended to their slabs, and chain is their digest. ordered: so many slabs of this field have
-    their final order; those up to `touched` may be half way there.
-    """
-
-    field: int = 0
-    digests: tuple[str, ...] = ()
-    row: int = 0
-    chain: str = ""
-    ordered: int = 0
-    touched: int = 0
+    field: int = 0  # number of fields that are done
+    digests: tuple[str, ...] = ()  # of these fields
+    row: int = 0  # rows of the current field that were appended to their slabs
+    chain: str = ""  # digest of these rows
+    ordered: int = 0  # slabs of this field that are in their final order
+    touched: int = 0  # slabs from `ordered` up to this one may be ordered in part
 
 
 class Journal:
-    """The Position of one rank, on the disk; one file, replaced whole."""
+    """The Position of one rank on disk: one file, always replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load(self) -> Position | None:
-        """Return what was saved last; None when nothing was."""
+        """Return the position saved last; None if there is none."""
         try:
             values = json.loads(self._path.read_text())
             return Position(**{**values, "digests": tuple(values["digests"])})
@@ -70,13 +64,13 @@ class Journal:
             return None
 
     def save(self, position: Position) -> None:
-        """Remember a position; what it says has been brought to the disk before."""
+        """Save a position; the data that it describes must be on disk already."""
         _write_whole(self._path, asdict(position))
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A folder that becomes the target, and what all ranks that write into it share."""
+    """A folder that becomes the target, shared by all ranks that write into it."""
 
     folder: Path
     dataset_uuid: str
@@ -90,16 +84,16 @@ class Staged:
 def staged_folder(
     target: Path, settings: Mapping[str, Any], *, overwrite: bool = False
 ) -> Iterator[Staged]:
-    """A hidden folder that becomes `target` when the block ends well.
+    """Make a hidden folder that becomes `target` if the block ends without error.
 
-    settings: plain values that decide what is written. A hidden folder of equal settings, left by
-    a process that was killed, is taken up again, with its uuid and journals; any other is removed.
-    When the block fails, the hidden folder goes, unless a journal was saved: then it stays, for the
-    next attempt, and the error says so.
+    `settings` are plain values that determine what is written. A hidden folder with equal settings,
+    left by a process that was killed, is used again, with its uuid and journals; any other is
+    removed. If the block fails, the hidden folder is removed, unless a journal was saved: then it
+    stays for the next attempt, and the error says so.
 
-    An existing target is refused, or with overwrite=True replaced once the new one is complete, but
-    only when it holds nothing besides slab folders. Raises DataError, also while another process
-    writes to the same target; failures to write inside the block become DataError too.
+    With `overwrite` an existing target is replaced once the new folder is complete, but only if it
+    holds nothing but slab folders. Raises DataError if it exists otherwise, another process writes
+    to it, or writing inside the block fails.
     """
     target = Path(target).absolute()
     check_target(target, overwrite)
@@ -132,7 +126,7 @@ def staged_folder(
 
 @contextmanager
 def _alone_in(folder: Path, target: Path) -> Iterator[None]:
-    """The folder, made when it is missing, locked against other processes until the end."""
+    """Make the folder if it is missing, and lock it against other processes during the block."""
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -150,7 +144,7 @@ def _alone_in(folder: Path, target: Path) -> Iterator[None]:
 
 
 def _take_up(hidden: Path, settings: Mapping[str, Any]) -> Staged:
-    """What a killed process left of the same conversion, or a fresh start."""
+    """Return what a killed process left of the same conversion, or a new folder."""
     note, data = hidden / "conversion.json", hidden / "data"
     try:
         found = json.loads(note.read_text())
@@ -184,7 +178,7 @@ def _publish(data: Path, target: Path, overwrite: bool) -> None:
 
 
 def check_target(target: Path, overwrite: bool) -> None:
-    """Raise DataError for what a new folder may not take the place of."""
+    """Raise DataError if a new folder must not replace `target`."""
     if not os.path.lexists(target):
         return
     if not target.is_dir():
@@ -200,7 +194,7 @@ def check_target(target: Path, overwrite: bool) -> None:
 
 
 def _write_whole(path: Path, values: Mapping[str, Any]) -> None:
-    """A small file, complete on the disk or as it was before."""
+    """Write a small file to disk so that it is either complete or as before."""
     fresh = path.with_suffix(".new")
     with open(fresh, "w") as file:
         json.dump(values, file)
@@ -211,13 +205,13 @@ def _write_whole(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Bring what was written to a file to the disk."""
+    """Flush a file's data to disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Flush the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,4 @@
-"""Documents as sources: text files, lines of JSON, and token ids in the place of text.
-
-Text is UTF-8, a ragged field of bytes. Some documents at a time are in memory.
-"""
+"""Sources of UTF-8 documents: text files, lines of JSON, and token ids made of text."""
 
 from __future__ import annotations
 
@@ -29,15 +26,17 @@ TEXT_SUFFIXES = frozenset({".txt", ".jsonl"})
 TEXT = "text"
 TOKENS = "tokens"
 _BYTES = np.dtype(np.uint8)
-_DOCUMENTS = 64  # that a tokenizer gets at once
+_DOCUMENTS = 64  # per call of a tokenizer
 
-# Texts to the token ids of each.
+# From texts to the token ids of each.
 Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
 class TextSource(Source):
-    """Field text: a document for each line of .txt files, or for each file of a folder of them, or
-    for the "text" of each line of .jsonl files that is not blank.
+    """Documents as field text: lines or whole files of .txt, or lines of .jsonl; UTF-8 bytes.
+
+    A .txt file has a document on each line; with `whole` each file is one document. A .jsonl file
+    has one in the "text" of each line that is not blank.
     """
 
     def __init__(self, paths: Sequence[Path], fields: Sequence[str] | None, *, whole: bool) -> None:
@@ -73,7 +72,6 @@ class TextSource(Source):
             yield _text_of(line, f"{path}:{number}") if path.suffix == ".jsonl" else line
 
     def _lines(self) -> Iterator[tuple[Path, int, bytes]]:
-        """All lines, without their ends, and where they stand."""
         for path in self.files:
             with reading(path), open(path, "rb") as file:
                 for number, line in enumerate(file, 1):
@@ -83,10 +81,7 @@ class TextSource(Source):
 
 
 class TokenizedSource(Source):
-    """Another source, with field tokens in the place of its text.
-
-    tokenizer: see load_tokenizer(). name: what changes when the tokenizer does.
-    """
+    """Another source, with the field tokens in place of its text; `name` identifies `tokenizer`."""
 
     def __init__(
         self, source: Source, tokenizer: Tokenizer, dtype: np.dtype[Any], name: str, where: str
@@ -107,9 +102,7 @@ class TokenizedSource(Source):
         self.num_samples = source.num_samples
 
     def identity(self) -> str:
-        """Of the source and the tokenizer: its name, and what it makes of the first documents, by
-        which functions differ that have one name.
-        """
+        """Identify the source, and the tokenizer by its name and its tokens of some documents."""
         first = next(iter(self.stream(self._tokens, _DOCUMENTS)), None)
         made = first.values.tobytes() if isinstance(first, Ragged) else b""
         return f"{self._source.identity()} {self._name} {hashlib.sha256(made).hexdigest()}"
@@ -135,7 +128,7 @@ class TokenizedSource(Source):
             raise DataError(f"{self._where}: document {sample} is not UTF-8: {error}") from None
 
     def _checked(self, ids: Sequence[int], sample: int) -> NDArray[Any]:
-        """Token ids as an array. Raises ValueError for what is none."""
+        """Return token ids as an array; raise ValueError for anything else."""
         array = np.asarray(ids if len(ids) else np.empty(0, np.int64))
         most = np.iinfo(self._tokens.dtype).max
         plain = array.ndim == 1 and array.dtype.kind in "iu"
@@ -152,8 +145,8 @@ def load_tokenizer(
 ) -> tuple[Tokenizer, np.dtype[Any], str]:
     """Return a function from texts to token ids, the smallest dtype for these, and its identity.
 
-    tokenizer: a tokenizer.json file, for the package tokenizers, or such a function (int32).
-    Raises DataError for a file that is none, MissingExtra without the package.
+    `tokenizer` is a tokenizer.json file, for the package tokenizers, or such a function (int32).
+    Raises DataError for any other file, MissingExtra without the package.
     """
     if callable(tokenizer):
         name = f"{getattr(tokenizer, '__module__', '')}.{getattr(tokenizer, '__qualname__', '')}"
@@ -167,7 +160,7 @@ def load_tokenizer(
     except Exception as error:  # tokenizers raises no class of its own
         raise DataError(f"{path}: not a tokenizer.json: {first_line(error)}") from None
 
-    loaded.no_truncation()  # files often ask for both, which would cut documents, or fill them
+    loaded.no_truncation()  # files often ask for truncation and padding, which change documents
     loaded.no_padding()
 
     def encode(texts: list[str]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A slab folder to S3: slabs first, the index last, so that it is there whole or not at all."""
+"""Upload of a slab folder to S3: slabs first, the index last, so it is complete or not there."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ __all__ = ["Uploaded", "check_target", "upload_slabs"]
 
 @dataclass(frozen=True)
 class Uploaded:
-    """sent, sent_bytes: objects and their bytes. kept: objects that were there, and the same."""
+    """The result of an upload."""
 
-    sent: int
-    sent_bytes: int
-    kept: int
+    sent: int  # objects
+    sent_bytes: int  # of these objects
+    kept: int  # objects that were there already and equal
 
 
 def check_target(url: str, *, overwrite: bool = False, retry_s: float = 60.0) -> None:
-    """Raise ValueError or DataError when no new dataset can be sent to this URL; blocks for some
-    requests.
-    """
+    """Raise ValueError or DataError if no new dataset can be sent to this URL; blocking."""
     writer, index = ObjectWriter(retry_s), child_url(_target_of(url), INDEX_NAME)
     writer.check(index)
     if not overwrite and writer.find(index, unseen_is_absent=False) is not None:
@@ -51,16 +49,24 @@ def upload_slabs(
 ) -> Uploaded:
     """Send a slab folder to s3://BUCKET/PREFIX; local, blocking.
 
-    Slabs come first and the index last: until then there is no dataset, with overwrite not the old
-    one either. Objects of the same size and MD5 are not sent again, so that after a kill the same
-    call goes on where it was; two calls may send the same folder at once. Where the slabs of two
-    that send different folders to one URL get mixed, one fails, or both. overwrite: another dataset
-    under this URL is replaced, and slabs that it has more are removed. threads: files that are sent
-    at once, each with 16 MiB in memory. retry_s: how long a request that fails is sent again.
-    progress: show a bar on stderr.
+    Slabs are sent first and the index last. Until then there is no dataset at the URL; with
+    overwrite the old one is gone, too. Objects with the same size and MD5 are not sent again, so
+    after a kill the same call continues. Two calls may send the same folder at the same time. If
+    two calls send different folders to one URL and their slabs get mixed, one or both fail.
 
-    Raises DataError for a folder that is damaged or was not converted, another dataset under the
-    URL, and what S3 refuses; ValueError for bad arguments, MissingExtra without botocore.
+    Args:
+        folder: a slab folder.
+        url: s3://BUCKET/PREFIX.
+        overwrite: replace another dataset at this URL, and remove slabs beyond the new number.
+        threads: files sent at once; each needs 16 MiB of memory.
+        retry_s: how long a failing request is repeated.
+        progress: show a bar on stderr.
+
+    Raises:
+        DataError: the folder is damaged or was not converted, another dataset is at the URL, or S3
+            refuses a request.
+        ValueError: bad arguments.
+        MissingExtra: botocore is missing.
     """
     target = _target_of(url)
     if threads < 1 or not (retry_s >= 0 and math.isfinite(retry_s)):
@@ -101,7 +107,7 @@ def _taken(url: str) -> DataError:
 
 
 class _Upload:
-    """What was done so far."""
+    """The files of one upload, and what was done so far."""
 
     def __init__(self, writer: ObjectWriter, target: str, advance: Advance) -> None:
         self.sent = self.sent_bytes = self.kept = 0
@@ -110,19 +116,19 @@ class _Upload:
         self._lock = threading.Lock()
 
     def look(self, path: str) -> StoredObject | UnseenObject | None:
-        """Return what lies where a file belongs; an UnseenObject where nobody may ask."""
+        """Return the object at a file's URL; an UnseenObject if the credentials may not see it."""
         try:
             return self._writer.find(self._url(path), unseen_is_absent=False)
         except UnseenObject as error:
             return error
 
     def is_other(self, path: str, *, unseen_is_absent: bool) -> bool:
-        """Return whether something else than this file lies where it belongs."""
+        """Return whether something else than this file lies at its URL."""
         found = self._writer.find(self._url(path), unseen_is_absent=unseen_is_absent)
         return found is not None and found != _described(path)
 
     def bring(self, path: str) -> None:
-        """Send a file, unless it is there."""
+        """Send a file unless it is there already."""
         wanted = _described(path)
         if (found := self._writer.find(self._url(path))) == wanted:
             self._advance(wanted.size)
@@ -139,11 +145,11 @@ class _Upload:
     def check(
         self, paths: Sequence[str], found: Sequence[StoredObject | UnseenObject | None]
     ) -> None:
-        """Raise DataError unless all files lie there as they were brought. found: looked at after
-        the last of them was.
+        """Raise DataError unless all files lie there as they were sent.
 
-        So of two uploads of different files, whose files got mixed, one sees it at least: had each
-        found all its own after its last, each would have sent its last after the other's.
+        `found` is what look() returned after the last file was sent. If two uploads of different
+        files got mixed, at least one of them notices: had each found all its own files after its
+        last one, each would have sent its last file after the other's.
         """
         may_look = any(isinstance(there, StoredObject) for there in found)
         others = [
@@ -164,11 +170,12 @@ class _Upload:
             )
 
     def remove_beyond(self, slabs: int) -> None:
-        """Remove the slabs that a larger dataset left."""
+        """Remove the slabs left by a larger dataset."""
         end = slabs
         while self._writer.find(self._url(slab_name(end))) is not None:
             end += 1
-        for number in reversed(range(slabs, end)):  # so that what an interruption leaves is found
+        # From the last: an interruption leaves slabs that the next call finds.
+        for number in reversed(range(slabs, end)):
             self._writer.remove(self._url(slab_name(number)))
 
     def _url(self, path: str) -> str:
@@ -180,7 +187,7 @@ class _Upload:
 
 
 def _described(path: str) -> StoredObject:
-    """What a file is when it lies there."""
+    """Return the object that a file becomes when it is sent."""
     return StoredObject(os.stat(path).st_size, md5_of(path))
 
 

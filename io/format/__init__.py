@@ -1,3 +1,3 @@
-"""What lies in HDF5 files and slab folders, and where."""
+"""The format of slab folders, and the examination of HDF5 files."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""The attributes that users gave an HDF5 file: units, titles, whatever they wrote there.
+"""The attributes that users gave an HDF5 file: units, titles and the like.
 
-No dataset is opened to read them: HDF5 crashes on the damaged map of a virtual one, and an index
-may have lost its checksum.
+No dataset is opened to read them: HDF5 crashes on the damaged map of a virtual dataset, and an
+index may have lost its checksum.
 """
 
 from __future__ import annotations
@@ -48,24 +48,23 @@ _UNREADABLE = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, V
 
 @dataclass
 class Attributes:
-    """values: by object ("" is the file) and name, the value and its type for h5py. left_out: by
-    OBJECT@NAME, why it cannot be carried.
-    """
+    """The attributes of a file and its objects."""
 
+    # By object ("" is the file) and name: the value and its type for h5py.
     values: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # by OBJECT@NAME: why
 
 
 def class_attributes(field: str, names: Sequence[str]) -> Attributes:
-    """Return the names of classes, as an attribute of the field that numbers them."""
+    """Return the names of classes as an attribute of the field with their numbers."""
     text = import_h5py().string_dtype()
     return Attributes({field: {_CLASS_NAMES: (np.array(names, dtype=object), text)}})
 
 
 def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]:
-    """Return what the numbers of a field stand for; empty where nothing says so.
+    """Return the names of a field's numbers; empty if the file does not have them.
 
-    Of images that were converted their folders, of a user's own file its attribute class_names.
+    For converted images these are their folders, for a user's own file its attribute class_names.
     Raises as open_map() does.
     """
     with _index_of(path) as file:
@@ -77,7 +76,7 @@ def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]
 
 
 def class_names_of(path: str | os.PathLike[str], fields: Iterable[str]) -> dict[str, list[str]]:
-    """As class_names(), of several fields, without those that have none."""
+    """Return class_names() of several fields, without fields that have none."""
     with _index_of(path) as file:
         found = {field: _names_at(file, field) for field in fields}
     return {field: names for field, names in found.items() if names}
@@ -88,12 +87,12 @@ def _names_at(file: h5py.File, field: str) -> list[str]:
     if import_h5py().h5a.exists(file.id, _CLASS_NAMES.encode(), obj_name=field.encode()):
         found = _value(_open(file, field, name=_CLASS_NAMES.encode()))
     if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "OSU":
-        return []  # an attribute of this name that means something else
+        return []  # the attribute means something else
     return [n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in found]
 
 
 def _index_of(path: str | os.PathLike[str]) -> AbstractContextManager[h5py.File]:
-    """The file of a dataset that has the attributes of its fields, open."""
+    """Open the file of a dataset that has the attributes of its fields."""
     if is_url(path):
         url = url_of(path)
         url = url if names_a_file(url) else child_url(url, INDEX_NAME)
@@ -120,7 +119,7 @@ def _check_content(content: MetadataFile) -> None:
 
 
 def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:
-    """Return those of an open file, of the datasets `names`, and of the groups that hold them."""
+    """Return the attributes of an open file, of the datasets `names`, and of their groups."""
     found = Attributes()
     ours = read_header(file) is not None
     with _scratch() as scratch:
@@ -139,14 +138,14 @@ def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:
 
 
 def write_attributes(file: h5py.File, attributes: Attributes) -> None:
-    """Put what was read onto the objects of the same names."""
+    """Write attributes to the objects of the same names."""
     for place, values in attributes.values.items():
         for name, (value, dtype) in values.items():
             _write(file[place or "/"], name, value, dtype)
 
 
 def common_attributes(parts: Sequence[Attributes]) -> Attributes:
-    """Return those that are the same in all parts; others are left out."""
+    """Return the attributes that are equal in all parts; others are left out."""
     found = Attributes()
     for part in parts:
         found.left_out.update(part.left_out)
@@ -164,7 +163,7 @@ def common_attributes(parts: Sequence[Attributes]) -> Attributes:
 
 
 def _with_parents(names: Iterable[str]) -> list[str]:
-    """The file, then each name behind the groups that hold it."""
+    """Return "" for the file, then each name after the groups that hold it."""
     found = {"": None}
     for name in names:
         steps = name.strip("/").split("/")
@@ -177,7 +176,7 @@ def _open(file: h5py.File, place: str, **which: bytes | int) -> Any:
 
 
 def _names(file: h5py.File, place: str) -> Iterator[str]:
-    """The attributes of an object. Raises OSError if its header is damaged."""
+    """Yield the names of an object's attributes. Raises OSError if its header is damaged."""
     import_h5py().h5a.exists(file.id, b"any", obj_name=place.encode())
     with contextlib.suppress(OSError):  # there are no more
         for index in itertools.count():
@@ -185,7 +184,7 @@ def _names(file: h5py.File, place: str) -> Iterator[str]:
 
 
 def _value(attribute: Any) -> Any:
-    """What h5py would make of an attribute that is open."""
+    """Return what h5py would make of an open attribute."""
     h5py = import_h5py()
 
     if attribute.shape is None:
@@ -203,10 +202,7 @@ def _value(attribute: Any) -> Any:
 def _read(
     file: h5py.File, place: str, name: str, scratch: h5py.File
 ) -> tuple[str, tuple[Any, Any]]:
-    """Why an attribute cannot be carried ("" when it can), and its value and type.
-
-    Whether HDF5 takes it is seen by writing it to a file in memory.
-    """
+    """Return why an attribute cannot be copied to HDF5 ("" if it can), and its value and type."""
     nothing = (None, None)
     try:
         attribute = _open(file, place, name=name.encode("utf-8", "surrogateescape"))
@@ -230,7 +226,7 @@ def _write(item: Any, name: str, value: Any, dtype: Any) -> None:
 
 
 def _has_reference(dtype: np.dtype[Any]) -> bool:
-    """Whether values of this type point at other things in their file."""
+    """Return whether values of this type refer to other objects in their file."""
     h5py = import_h5py()
 
     if h5py.check_ref_dtype(dtype) is not None:
@@ -254,7 +250,6 @@ def _are_equal(one: tuple[Any, Any], other: tuple[Any, Any] | None) -> bool:
 
 
 def _scratch() -> Any:
-    """An HDF5 file in memory."""
     h5py = import_h5py()
 
     return h5py.File("scratch", "w", driver="core", backing_store=False, libver=_LIBVER)

@@ -1,7 +1,7 @@
-"""Chunks of HDF5 that would take far more memory than their dataset has bytes.
+"""Checks for HDF5 chunks that would take far more memory than their dataset has bytes.
 
-HDF5 makes room for a whole chunk whatever of it is wanted, and undoes filters until their data
-ends, however long that is. So both are looked at before HDF5 reads.
+HDF5 allocates whole chunks, however few rows are wanted, and undoes filters until their data ends,
+however long it is. So both are checked before HDF5 reads.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["check_chunk_shape", "check_stored_chunks"]
 
-_SMALL_BYTES = 64 << 20  # of a chunk that may be larger than all rows
-_MOST_DATASETS = 4  # so many times the bytes of all rows a larger chunk may have
-_FRAME_BYTES = 4096  # and an eighth of a chunk: what filters add to what they cannot make smaller
+_SMALL_BYTES = 64 << 20  # a chunk up to this size may be larger than all rows
+_MOST_DATASETS = 4  # largest ratio of a larger chunk to all rows
+_FRAME_BYTES = 4096  # this and an eighth of a chunk is what filters may add to incompressible data
 
 
 def check_chunk_shape(dataset: h5py.Dataset) -> None:
-    """Raise DataError if one chunk is far larger than all rows, or if a filter is applied twice."""
+    """Raise DataError if one chunk is far larger than all rows, or a filter is applied twice."""
     if not dataset.chunks:
         return
     nbytes, total = _chunk_bytes(dataset), math.prod(dataset.shape) * _item_bytes(dataset)
@@ -44,9 +44,7 @@ def check_chunk_shape(dataset: h5py.Dataset) -> None:
 
 
 def check_stored_chunks(dataset: h5py.Dataset) -> None:
-    """Raise DataError if more bytes are stored for a chunk than filters make of it. Looks at each
-    chunk, for datasets that HDF5 itself has to read.
-    """
+    """Raise DataError if any stored chunk is larger than its filters can make it."""
     if not dataset.chunks or not dataset.id.get_create_plist().get_nfilters():
         return
     nbytes = _chunk_bytes(dataset)

@@ -1,7 +1,7 @@
-"""Chunks of HDF5 datasets without HDF5: where they lie, and how to apply and undo their filters.
+"""Chunks of HDF5 datasets without HDF5: their places, and how to apply and undo their filters.
 
-gzip is Python's own, Blosc and Zstandard those of numcodecs, which, like gzip's, give the GIL away.
-HDF5 itself decompresses under one lock.
+gzip is Python's own; Blosc and Zstandard are those of numcodecs. All release the GIL, while HDF5
+decompresses under one lock.
 """
 
 from __future__ import annotations
@@ -46,29 +46,23 @@ _BLOSC_LEVEL = 5
 
 
 class Undecodable(ValueError):
-    """A chunk is not what its filters make."""
+    """A chunk cannot be decoded by its filters."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where the chunks of a dataset lie, each `rows` whole rows (elements of a ragged field).
+    """Places of the chunks of a dataset; each chunk has whole rows."""
 
-    offsets, sizes: int64, in bytes, of each chunk as it is stored. masks: unsigned 32-bit, bit n is
-    set where the n-th filter was left out. filters: their numbers, in the order in which they were
-    applied. nbytes: of a chunk without them. item_bytes: what the shuffle filter shuffles.
-    """
-
-    rows: int
-    offsets: bytes
-    sizes: bytes
-    masks: bytes
-    filters: tuple[int, ...]
-    nbytes: int
-    item_bytes: int
+    rows: int  # of a chunk; elements for a ragged field
+    offsets: bytes  # int64, byte position of each stored chunk
+    sizes: bytes  # int64, bytes of each stored chunk
+    masks: bytes  # uint32; bit n is set if the n-th filter was not applied to the chunk
+    filters: tuple[int, ...]  # their numbers, in the order in which they were applied
+    nbytes: int  # of a chunk without filters
+    item_bytes: int  # size of the items that the shuffle filter shuffles
 
     @property
     def names(self) -> str:
-        """The filters in words."""
         return " + ".join(_NAMES[number] for number in self.filters) or "no filter"
 
     def applied(self, chunk: int) -> list[int]:
@@ -77,7 +71,7 @@ class Chunks:
         return [number for bit, number in enumerate(self.filters) if not mask >> bit & 1]
 
     def place(self, chunk: int) -> tuple[int, int]:
-        """Byte and length of a chunk in the file."""
+        """Return byte position and length of a chunk in the file."""
         return (
             int(np.frombuffer(self.offsets, np.int64)[chunk]),
             int(np.frombuffer(self.sizes, np.int64)[chunk]),
@@ -85,9 +79,9 @@ class Chunks:
 
 
 def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
-    """Return where the chunks of an open dataset lie, or why they cannot be read around HDF5.
+    """Return the places of an open dataset's chunks, or why they cannot be read without HDF5.
 
-    Raises DataError for a chunk that ends beyond the file, which has `file_bytes`.
+    Raises DataError for a chunk that ends after the file's `file_bytes`.
     """
     h5py = import_h5py()
 
@@ -102,7 +96,7 @@ def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
     if nbytes > _MOST_BYTES:
         return f"chunks of {nbytes} bytes"
     count = -(-dataset.shape[0] // dataset.chunks[0])
-    if dataset.id.get_num_chunks() != count:  # before memory is taken for what a file claims
+    if dataset.id.get_num_chunks() != count:  # before memory is allocated for `count` chunks
         return "chunks are missing"
     places = _list_chunks(dataset, count, file_bytes)
     if isinstance(places, str):
@@ -110,8 +104,8 @@ def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
     create = dataset.id.get_create_plist()
     filters = tuple(create.get_filter(n)[0] for n in range(create.get_nfilters()))
     found = Chunks(dataset.chunks[0], *places, filters, nbytes, dataset.dtype.itemsize)
-    # HDF5 may leave the chunk at the edge as it is (H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) without
-    # saying so in its mask, and h5py cannot ask for that option.
+    # With H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot query, HDF5 does not filter the
+    # last chunk, and its mask does not show it.
     edge = count - 1
     if dataset.shape[0] % found.rows and found.applied(edge) and found.place(edge)[1] == nbytes:
         return "the last chunk may lie there without its filters"
@@ -119,7 +113,7 @@ def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
 
 
 def _unknown_filters(dataset: h5py.Dataset) -> str:
-    """Why the filters of a dataset cannot be undone here; "" when they can."""
+    """Return why the filters of a dataset cannot be undone here; "" if they can."""
     create = dataset.id.get_create_plist()
     found = [create.get_filter(n) for n in range(create.get_nfilters())]
     filters = tuple(number for number, *_ in found)
@@ -140,7 +134,7 @@ def _unknown_filters(dataset: h5py.Dataset) -> str:
 def _list_chunks(
     dataset: h5py.Dataset, count: int, file_bytes: int
 ) -> tuple[bytes, bytes, bytes] | str:
-    """Offsets, sizes and masks of all chunks, or why they are not one for each range of rows."""
+    """Return offsets, sizes and masks of all chunks, or why rows and chunks do not match."""
     rows = dataset.chunks[0]
     found: list[Any] = []
     dataset.id.chunk_iter(found.append)
@@ -163,9 +157,7 @@ def _list_chunks(
 
 
 def load_filters(dataset: h5py.Dataset) -> str:
-    """Let HDF5 know the filters of an open dataset that it has to read: hdf5plugin, where it is
-    installed, brings them. Returns what is missing still, and the remedy; "" when nothing is.
-    """
+    """Load a dataset's filters from hdf5plugin, if needed; return which are missing, or ""."""
     h5py = import_h5py()
 
     create = dataset.id.get_create_plist()
@@ -184,7 +176,7 @@ def load_filters(dataset: h5py.Dataset) -> str:
 
 
 def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the bytes of a chunk as they were before the filters. Raises Undecodable."""
+    """Return the bytes of a chunk before its filters. Raises Undecodable."""
     data = stored
     for number in reversed(chunks.applied(chunk)):
         try:
@@ -213,7 +205,7 @@ def _unshuffle(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
 
 
 def _unblosc(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
-    # Blosc's header of 16 bytes says how long the data is, and how long with its header.
+    # Blosc's header of 16 bytes has the length of the data, and that of the whole buffer.
     sizes = data[:16].copy().view("<u4")
     if len(sizes) < 4 or (sizes[1], sizes[3]) != (chunks.nbytes, len(data)):
         raise Undecodable("its header is damaged")
@@ -223,7 +215,7 @@ def _unblosc(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
 
 
 def _unzstd(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
-    # numcodecs fills what the frame announces, and the rest of `out` would stay as it was.
+    # numcodecs writes the announced bytes only, and leaves the rest of `out` as it was.
     announced = _zstd_announced(data)
     if announced not in (None, chunks.nbytes):
         raise Undecodable(f"{announced} bytes, {chunks.nbytes} are needed")
@@ -233,9 +225,9 @@ def _unzstd(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
 
 
 def _zstd_announced(data: NDArray[np.uint8]) -> int | None:
-    """The size of the content that the header of a Zstandard frame announces; None without one.
+    """Return the size of the content in the header of a Zstandard frame; None if it has none.
 
-    Source: RFC 8878, 3.1.1.1. numcodecs itself compares where there is none.
+    Source: RFC 8878, 3.1.1.1. Without it numcodecs checks the size.
     """
     head = data[:18].tobytes()
     if head[:4] != _ZSTD_MAGIC or len(head) < 6:
@@ -267,15 +259,13 @@ def check_compression(name: str) -> None:
 
 
 class Compression:
-    """How a conversion compresses chunks of items of `item_bytes`: gzip, or Blosc with shuffled
-    bytes around lz4 or zstd.
-    """
+    """Compression of chunks with gzip, or with lz4 or zstd in Blosc with shuffled bytes."""
 
     def __init__(self, name: str, item_bytes: int) -> None:
         self._name, self._item_bytes = name, item_bytes
 
     def set_filters(self, create: h5py.h5p.PropDCID) -> None:
-        """Add the filter to the properties of a dataset to be."""
+        """Add the filter to the creation properties of a dataset."""
         if self._name == "gzip":
             create.set_deflate(_GZIP_LEVEL)
             return
@@ -284,8 +274,9 @@ class Compression:
         create.set_filter(_BLOSC, 0, tuple(options.filter_options))
 
     def encode(self, rows: NDArray[Any]) -> tuple[bytes, int]:
-        """Return the bytes of a chunk as they are to be stored, and their mask: 0, or 1 without the
-        filter, where that would not make them fewer.
+        """Return the bytes of a chunk to store, and their mask.
+
+        The mask is 0, or 1 if the filter was not applied because the chunk would not get smaller.
         """
         data = rows.reshape(-1).view(np.uint8)
         packed = self._packed(data)
@@ -296,7 +287,7 @@ class Compression:
             return zlib.compress(data.data, _GZIP_LEVEL)
         blosc = _numcodecs().blosc
         whole = self._item_bytes in (1, 2, 4, 8)
-        items = data.view(f"u{self._item_bytes}") if whole else data  # whose bytes Blosc shuffles
+        items = data.view(f"u{self._item_bytes}") if whole else data  # Blosc shuffles their bytes
         return bytes(blosc.compress(items, self._name.encode(), _BLOSC_LEVEL, blosc.SHUFFLE))
 
 

@@ -1,7 +1,4 @@
-"""The metadata of a dataset: where every sample lies in its files.
-
-All of it is immutable and picklable and holds no open handle.
-"""
+"""DataMap: the place of every sample in its files; immutable, picklable, without open files."""
 
 from __future__ import annotations
 
@@ -24,44 +21,31 @@ __all__ = ["DataMap", "Extent", "Offsets", "SlabMap", "Windows"]
 
 @dataclass(frozen=True)
 class Offsets:
-    """Where the offsets of a ragged field lie in one file, and what they point at.
+    """Place and summary of the offsets of a ragged field in one file."""
 
-    offset: of the first, in bytes. checksums: as in Extent. first: the value of the first.
-    elements: of all samples in the file; of the longest sample; of the largest checksum block.
-    """
-
-    offset: int
-    checksums: bytes
-    first: int
-    elements: int
-    longest: int
-    largest_block: int
+    offset: int  # byte position of the first offset
+    checksums: bytes  # as in Extent
+    first: int  # value of the first offset
+    elements: int  # of all samples in the file
+    longest: int  # elements of the longest sample
+    largest_block: int  # elements of the largest checksum block
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where the rows of one field, or the elements of a ragged one, lie in one file.
+    """Place of the rows of one field, or of the elements of a ragged field, in one file."""
 
-    offset: of row 0, in bytes, -1 where HDF5 is not bypassed; refusal says why not, "" where it is.
-    stored_dtype: with the byte order of the file. chunk_rows, chunk_bytes: of one HDF5 chunk.
-    checksums: unsigned 32-bit CRC-32C of each block of checksum_rows samples, empty without.
-    offsets: of a ragged field. chunks: of a field that is read by chunks, around HDF5; its offset
-    is -1. linked: the file behind an external link in which the rows lie, and what it was.
-    gathered: rows are windows that have to be put together (packed_map.py); its offset is -1.
-    unwritten: what of the rows nobody ever wrote, for which HDF5 gives fill values.
-    """
-
-    offset: int
-    stored_dtype: np.dtype[Any]
-    chunk_rows: int
-    chunk_bytes: int
-    refusal: str
-    checksums: bytes = b""
-    offsets: Offsets | None = None
-    chunks: Chunks | None = None
-    linked: tuple[str, Identity] | None = None
-    gathered: bool = False
-    unwritten: str = ""
+    offset: int  # byte position of row 0; -1 for h5py, for `chunks`, and if `gathered`
+    stored_dtype: np.dtype[Any]  # with the byte order of the file
+    chunk_rows: int  # of one HDF5 chunk
+    chunk_bytes: int  # of one HDF5 chunk
+    refusal: str  # why HDF5 is not bypassed; "" if it is
+    checksums: bytes = b""  # uint32 CRC-32C of each block of checksum_rows samples, if any
+    offsets: Offsets | None = None  # of a ragged field
+    chunks: Chunks | None = None  # of a field that is read in chunks, without HDF5
+    linked: tuple[str, Identity] | None = None  # external file with the rows, and its identity
+    gathered: bool = False  # rows are windows made of several parts (packed_map.py)
+    unwritten: str = ""  # which rows were never written: HDF5 gives fill values
 
 
 @dataclass(frozen=True)
@@ -77,13 +61,15 @@ class SlabMap:
 
 @dataclass(frozen=True)
 class DataMap:
-    """Metadata of a dataset. header is that of the index, None for an ordinary HDF5 file.
+    """Metadata of a dataset.
 
-    left_out: what the caller did not choose away and is no field all the same, by name, and why.
-    windows: of a packed dataset, whose samples are windows of that of another. group: the names of
-    fields are those inside this group of the files; "" for the whole file. access: how what lies
-    behind a URL is read; None for files. packing: attributes of fields whose values stand for
-    others, by field.
+    Attributes:
+        header: that of the index; None for an ordinary HDF5 file.
+        left_out: name -> why an item that the caller did not exclude is not a field.
+        windows: of a packed dataset, whose samples are windows of another dataset.
+        group: field names are those inside this group of the files; "" is the whole file.
+        access: how data behind a URL is read; None for files.
+        packing: by field, attributes of fields whose stored values stand for others.
     """
 
     path: str
@@ -99,7 +85,7 @@ class DataMap:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one sample over all fields, on average where some are ragged."""
+        """Bytes of one sample over all fields; the average if some are ragged."""
         return -(-self.nbytes // max(1, self.num_samples))
 
     @property
@@ -109,36 +95,34 @@ class DataMap:
 
     @property
     def slab_counts(self) -> list[int]:
-        """Samples per file."""
         return [slab.count for slab in self.slabs]
 
     @property
     def chunk_rows(self) -> int:
-        """Samples of the largest HDF5 chunk; 1 without chunks, and where they hold elements."""
+        """Samples of the largest HDF5 chunk; 1 without chunks, and for chunks of elements."""
         rows = (extent.chunk_rows for extent in self.extents() if extent.offsets is None)
         return max(rows, default=1)
 
     @property
     def checksum_rows(self) -> int:
-        """Rows that one checksum covers; 0 when there are no checksums."""
+        """Rows that one checksum covers; 0 without checksums."""
         return 0 if self.header is None else self.header.checksum_rows
 
     def extents(self) -> Iterator[Extent]:
-        """Yield those of all files and fields."""
         return (extent for slab in self.slabs for extent in slab.extents.values())
 
     def offsets(self, spec: FieldSpec) -> list[Offsets]:
-        """Return the offsets of a field by file; none if it is not ragged."""
+        """Return the offsets of a field by file; empty if it is not ragged."""
         found = (slab.extents[spec.name].offsets for slab in self.slabs)
         return [offsets for offsets in found if offsets is not None]
 
     def field_bytes(self, spec: FieldSpec) -> int:
-        """Count the bytes of all samples of a field, without offsets."""
+        """Return the bytes of all samples of a field, without offsets."""
         elements = sum(offsets.elements for offsets in self.offsets(spec))
         return (elements if spec.ragged else self.num_samples) * spec.row_bytes
 
     def longest(self, spec: FieldSpec) -> int:
-        """Return the number of elements of the longest sample of a ragged field."""
+        """Return the elements of the longest sample of a ragged field."""
         return max((offsets.longest for offsets in self.offsets(spec)), default=0)
 
     def block_bytes(self, spec: FieldSpec) -> int:
@@ -150,10 +134,7 @@ class DataMap:
         return max(spec.row_bytes * largest, 8 * (rows + 1))
 
     def fingerprint(self) -> str:
-        """Tell this dataset from others, wherever its files lie.
-
-        Returns the uuid of slabs, else a digest of fields and sizes.
-        """
+        """Return text that identifies this dataset, wherever its files lie: a uuid or digest."""
         if self.windows is not None:
             return f"{self.windows.source.fingerprint()} in windows of {self.windows.length}"
         if self.header is not None:
@@ -165,14 +146,14 @@ class DataMap:
         return hashlib.sha256(json.dumps([specs, sizes]).encode()).hexdigest()[:32]
 
     def linked_files(self) -> list[tuple[str, Identity]]:
-        """List the files that external links lead to, each once."""
+        """Return the files to which external links lead, each once."""
         return sorted({each.linked for each in self.extents() if each.linked is not None})
 
     def read_by(self) -> dict[str, str]:
-        """Say by field how it is read.
+        """Return by field how it is read.
 
-        "preadv", or "range requests" behind a URL, and " + " and the filters of chunks; or "h5py: "
-        and why.
+        "preadv", or "range requests" behind a URL, with " + " and the filters of chunks; or "h5py:
+        " and the reason.
         """
         if self.windows is not None:
             return self.windows.source.read_by()
@@ -185,7 +166,7 @@ class DataMap:
         return found
 
     def unwritten(self) -> dict[str, str]:
-        """Say by field what of it nobody ever wrote, in the first file with such rows."""
+        """Return by field which rows were never written, in the first file with such rows."""
         slabs = self.slabs if self.windows is None else self.windows.source.slabs
         found: dict[str, str] = {}
         for slab in slabs:
@@ -195,7 +176,7 @@ class DataMap:
         return found
 
     def refusals(self) -> dict[str, str]:
-        """Say by field why HDF5 is not bypassed; "" where it is."""
+        """Return by field why HDF5 is not bypassed; "" if it is."""
         first: dict[str, str] = {spec.name: "" for spec in self.fields}
         for slab in self.slabs:
             for name, extent in slab.extents.items():
@@ -205,22 +186,19 @@ class DataMap:
 
 @dataclass(frozen=True)
 class Windows:
-    """Where the windows come from. source: the dataset of ragged samples. crossing: slabs of the
-    packed dataset that are one window each, with elements of several files. tail: elements behind
-    the last whole window, which nobody gets.
-    """
+    """The source of the windows of a packed dataset."""
 
-    source: DataMap
-    length: int
-    crossing: frozenset[int]
-    tail: int
+    source: DataMap  # the dataset of ragged samples
+    length: int  # elements of a window
+    crossing: frozenset[int]  # slabs that are one window with elements of several files
+    tail: int  # elements after the last whole window, which are not read
 
     @property
     def name(self) -> str:
-        """A field whose offsets say where documents begin; all have the same."""
+        """A field whose offsets say where documents begin; all fields have equal offsets."""
         return self.source.fields[0].name
 
     @property
     def chunked(self) -> bool:
-        """Whether a window cannot be read without the chunk that it is in."""
+        """True if a window can only be read with the whole chunk around it."""
         return any(extent.chunks is not None for extent in self.source.extents())

@@ -1,7 +1,7 @@
-"""Which datasets of an HDF5 file are fields: all that have samples, under each of their names.
+"""The datasets of an HDF5 file that are fields: all that have samples, under each of their names.
 
-Soft and external links are followed where that is safe: what they lead to exists, is a plain file,
-and does not lead back.
+Soft and external links are followed if they are safe: the target exists, is a plain file, and does
+not lead back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "stored_name",
 ]
 
-_MOST_AGAIN = 100_000  # names of groups met before: groups that share groups could take for ever
+_MOST_AGAIN = 100_000  # names in groups visited before: groups in many groups could take forever
 _MOST_STEPS = 1_000  # on the way that one link leads
 _SHOWN = 5
 _What = TypeVar("_What")
@@ -41,16 +41,13 @@ _DANGLING = (KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError
 
 @dataclass
 class FoundFields:
-    """shapes: by name, in the order of names; the first axis is that of samples. left_out: by name,
-    why what is there is no field. broken: by name, why a field cannot be used.
-    """
+    """The fields found in a file, by name, in the order of names."""
 
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # first axis: samples
+    left_out: dict[str, str] = field(default_factory=dict)  # why an item is not a field
+    broken: dict[str, str] = field(default_factory=dict)  # why a field cannot be used
 
     def inside(self, group: str) -> FoundFields:
-        """Return those inside a group, by the names that they have there."""
         return FoundFields(
             _below(group, self.shapes), _below(group, self.left_out), _below(group, self.broken)
         )
@@ -76,9 +73,7 @@ def find_fields(file: h5py.File) -> FoundFields:
 def choose_fields(
     file: h5py.File, path: Path | str, names: Sequence[str] | None, group: str = ""
 ) -> tuple[list[str], dict[str, str]]:
-    """The names of the datasets to use, in the order of the file or as given, and why others that
-    nobody chose away are left out.
-    """
+    """Return the datasets to use, in the order of the file or as given, and why others are not."""
     found = find_fields(file)
     if group:
         groups, found = found.some_groups(), found.inside(group)
@@ -109,7 +104,7 @@ def choose_fields(
 
 
 def linked_file(file: h5py.File, item: Any) -> Path | None:
-    """Return the file that an external link led to; None when it is `file`."""
+    """Return the file to which an external link led; None if it is `file`."""
     h5py = import_h5py()
 
     if h5py.h5o.get_info(item.id).fileno == h5py.h5o.get_info(file.id).fileno:
@@ -118,21 +113,19 @@ def linked_file(file: h5py.File, item: Any) -> Path | None:
 
 
 def inner_name(group: str | None) -> str:
-    """Return a group's name as it stands before those of its fields; "" for the whole file. Raises
-    TypeError.
-    """
+    """Return a group's name without outer slashes; "" for the whole file. Raises TypeError."""
     if group is not None and not isinstance(group, str):
         raise TypeError(f'group={group!r}; use the name of a group, such as "train"')
     return "" if group is None else group.strip("/")
 
 
 def stored_name(group: str, name: str) -> str:
-    """Return what the file calls field `name` of `group`."""
+    """Return the name of a field in the file."""
     return f"{group}/{name}" if group else name
 
 
 def left_out_line(path: str | os.PathLike[str], what: str, reasons: Mapping[str, str]) -> str:
-    """One line that names what was left out, and why; "" for nothing."""
+    """Return a line that names what was left out, and why; "" for nothing."""
     if not reasons:
         return ""
     shown = [f"{name!r} ({why})" for name, why in list(reasons.items())[:_SHOWN]]
@@ -141,7 +134,7 @@ def left_out_line(path: str | os.PathLike[str], what: str, reasons: Mapping[str,
 
 
 class _Walk:
-    """One walk over a file; `found` gets what it sees."""
+    """One walk over a file, which fills `found`."""
 
     def __init__(self, file: h5py.File, found: FoundFields) -> None:
         self._file, self._found = file, found
@@ -151,7 +144,7 @@ class _Walk:
         self._h5py = import_h5py()
 
     def visit(self, group: Any, prefix: str, above: frozenset[tuple[int, int]]) -> None:
-        """What a group holds. above: the groups that hold it."""
+        """Visit the items of a group; `above` are the groups that hold it."""
         own = self._identity(group)
         names = sorted(group)
         if own in self._met:
@@ -166,7 +159,7 @@ class _Walk:
             full = f"{prefix}{name}"
             try:
                 reason, item = self._open(group, name)
-            except DataError as error:  # of the file that a link names
+            except DataError as error:  # of the linked file
                 self._found.broken[full] = str(error)
                 continue
             if reason:
@@ -180,7 +173,6 @@ class _Walk:
                 self._take(full, item)
 
     def _take(self, name: str, item: Any) -> None:
-        """Note a dataset, or a ragged field."""
         if LONGEST not in item.attrs and self._stored.opens_sources(item):
             try:
                 self._stored.gaps(item)
@@ -199,13 +191,10 @@ class _Walk:
             self._found.shapes[name] = item.shape
 
     def _open(self, group: Any, name: str) -> tuple[str, Any]:
-        """What a name of a group stands for, or why it is not followed.
-
-        Errors behind a hard link are those of a damaged file and are raised.
-        """
+        """Return an item by name, or why it is not followed; raise errors behind hard links."""
         try:
             link = group.get(name, getlink=True)
-        except TypeError as error:  # a kind of link that HDF5 does not have of its own
+        except TypeError as error:  # a user-defined link
             return str(error), None
         if isinstance(link, self._h5py.HardLink):
             return "", group[name]

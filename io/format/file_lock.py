@@ -1,6 +1,6 @@
-"""The shared lock on a file that is read, as HDF5 takes it, against programs that write it.
+"""lock_shared: HDF5's shared lock on a file that is read, against programs that write it.
 
-It is held while the descriptor is open, and any number of readers have it at once.
+It is held while the descriptor is open; any number of readers can hold it at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _warned = False
 def lock_shared(descriptor: int, path: str) -> None:
     """Take the lock; local, never waits. Raises DataError if another program writes the file.
 
-    A file system without locks is named in one warning of this process. HDF5_USE_FILE_LOCKING is
-    obeyed as by HDF5: FALSE takes no lock, BEST_EFFORT leaves out the warning.
+    If the file system has no locks, one warning per process says so. HDF5_USE_FILE_LOCKING has the
+    same effect as in HDF5: FALSE takes no lock, BEST_EFFORT leaves out the warning.
     """
     global _warned
     wanted = os.environ.get("HDF5_USE_FILE_LOCKING", "").upper()

@@ -1,8 +1,8 @@
-"""The checksum at the end of index.h5: HDF5 has none for the maps of its virtual datasets.
+"""The checksum at the end of index.h5, as HDF5 has none for the maps of virtual datasets.
 
-These 16 bytes lie behind what HDF5 knows of and which it does not look at: MAGIC, then the CRC-32
-of all bytes before it, little-endian. HDF5 2.0 crashes when it opens a virtual dataset whose map is
-damaged, so the file is checked before. A program that changes the file through HDF5 cuts them off.
+These 16 bytes lie after all that HDF5 uses: MAGIC, then the CRC-32 of all bytes before,
+little-endian. HDF5 2.0 crashes when it opens a virtual dataset with a damaged map, so the file is
+checked first. A program that changes the file through HDF5 cuts the checksum off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PART = 1 << 20
 
 
 def append_checksum(path: Path) -> None:
-    """Put the checksum behind a file that is complete. Raises OSError."""
+    """Append the checksum to a complete file. Raises OSError."""
     with open(path, "r+b") as file:
         checksum = _checksum(file, file.seek(0, os.SEEK_END))
         file.seek(0, os.SEEK_END)
@@ -33,8 +33,9 @@ def append_checksum(path: Path) -> None:
 
 
 def check_index(path: Path) -> bool:
-    """Whether a file has a checksum, which then is right; blocks while the file is read. Raises
-    DataError if it is wrong, or if the file cannot be read.
+    """Read a file and return whether it has a checksum; blocking.
+
+    Raises DataError if the checksum is wrong or the file cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -46,7 +47,7 @@ def check_index(path: Path) -> bool:
 
 
 def unchecked_index(folder: str) -> list[str]:
-    """Return a line if the index of a slab folder has no checksum. Raises as check_index()."""
+    """Return a line if a slab folder's index has no checksum. Raises as check_index()."""
     path = Path(folder) / INDEX_NAME
     if check_index(path):
         return []
@@ -57,7 +58,7 @@ def unchecked_index(folder: str) -> list[str]:
 
 
 def check_index_stream(file: BinaryIO | RawIOBase, where: str) -> bool:
-    """Return the same of an open file, from its start."""
+    """Check an open file like check_index()."""
     end = file.seek(0, os.SEEK_END) - _BYTES
     if end < 0:
         return False
@@ -75,7 +76,6 @@ def check_index_stream(file: BinaryIO | RawIOBase, where: str) -> bool:
 
 
 def _checksum(file: BinaryIO | RawIOBase, count: int) -> int:
-    """The CRC-32 of the first bytes of a file."""
     file.seek(0)
     checksum = 0
     while count > 0 and (part := file.read(min(count, _PART))):

@@ -1,6 +1,6 @@
-"""Soft and external links of HDF5 files, looked at before HDF5 follows them.
+"""LinkGuard: checks soft and external links of HDF5 files before HDF5 follows them.
 
-HDF5 opens whatever a link names, and a pipe would let it wait for ever.
+HDF5 opens whatever a link names, and would wait for a pipe forever.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from .slab_folder import import_h5py
 
 __all__ = ["LinkGuard", "named_file"]
 
-_DEEPEST = 16  # links to links, as HDF5 has it
+_DEEPEST = 16  # links to links, HDF5's own limit
 
 
 class LinkGuard:
-    """What is on the way of links. most_steps: names that one way may have."""
+    """Checker of links; a path may have `most_steps` steps, those inside links included."""
 
     def __init__(self, most_steps: int = 1_000) -> None:
         self._most_steps, self._steps = most_steps, 0
         self._h5py = import_h5py()
 
     def obstacle(self, group: Any, path: str) -> str:
-        """Why HDF5 must not follow a path from a group on: "" if it may. Raises KeyError if nothing
-        is there, DataError if a file on the way cannot be used.
+        """Return why HDF5 must not follow `path` from a group; "" if it may.
+
+        Raises KeyError if nothing is there, DataError if a file on the way cannot be used.
         """
         self._steps = 0
         return self._obstacle(group, path, 0)
@@ -69,8 +70,10 @@ class LinkGuard:
 
 
 def named_file(home: Path, name: str, variable: str) -> tuple[Path, str]:
-    """The file that HDF5 opens for a name that the file `home` has, and what is wrong with it: ""
-    if it is a regular file. variable: of the environment, with more folders to look into.
+    """Return the file that HDF5 opens for a name in the file `home`, and what is wrong with it.
+
+    The text is "" for a regular file. `variable` is an environment variable with more folders to
+    search.
     """
     found = [place for place in _places(home, name, variable) if os.path.exists(place)]
     if not found:
@@ -82,7 +85,7 @@ def named_file(home: Path, name: str, variable: str) -> tuple[Path, str]:
 
 
 def _places(home: Path, name: str, variable: str) -> Iterator[Path]:
-    """Where HDF5 looks for the file of a link, or of a virtual dataset, in its order."""
+    """Yield where HDF5 looks for the file of a link or of a virtual dataset, in its order."""
     folder, bare = home.absolute().parent, name
     if os.path.isabs(name):
         yield Path(name)

@@ -1,7 +1,4 @@
-"""From files, or URLs, to a DataMap: examined once, without reading a sample.
-
-Also the checklist that decides whether HDF5 may be bypassed.
-"""
+"""open_map: makes a DataMap of files or URLs, without reading samples."""
 
 from __future__ import annotations
 
@@ -67,8 +64,8 @@ __all__ = [
 
 _CHUNKED = "chunked layout"
 _MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
-_MOST_MISSING = 1024  # slabs, and as many as are there: that many are looked for one by one
-_KINDS = "biufc"  # bool, integers, floats, complex: what becomes a tensor
+_MOST_MISSING = 1024  # and as many slabs as exist: more missing ones are refused at once
+_KINDS = "biufc"  # bool, integers, floats, complex: these become tensors
 
 
 def open_map(
@@ -77,14 +74,22 @@ def open_map(
     group: str | None = None,
     access: RemoteAccess | None = None,
 ) -> DataMap:
-    """Examine a slab folder, its index file, or an ordinary HDF5 file, or the URL of one.
+    """Examine a slab folder, its index file, an ordinary HDF5 file, or the URL of one.
 
-    fields: names of the datasets to use; by default all of the file, which then must have the same
-    first dimension. Soft and external links are followed; single values and links that lead nowhere
-    are named in left_out. group: of the files, to take the place of the whole file: names are those
-    inside it. access: how long a server is asked again.
-    Raises DataError naming the file for whatever is missing, truncated, foreign, unsealed or of a
-    type that cannot become a tensor; ValueError for unknown names of fields or of the group.
+    Soft and external links are followed. Single values and links that lead nowhere are named in
+    left_out.
+
+    Args:
+        path: a path or URL (https, http or s3).
+        fields: names of the datasets to use; by default all, which must have the same first
+            dimension.
+        group: of the files: it replaces the whole file, and names are those inside it.
+        access: how long requests to a server are repeated.
+
+    Raises:
+        DataError: something is missing, truncated, foreign, unsealed, or of a type that cannot
+            become a tensor; names the file.
+        ValueError: unknown names of fields or of the group.
     """
     if isinstance(fields, str):
         raise TypeError(f"fields={fields!r} is one string; use a list of names")
@@ -107,8 +112,8 @@ def open_map(
 
 
 def _map_url(url: str, names: Sequence[str] | None, group: str, access: RemoteAccess) -> DataMap:
-    """What open_map() does for a file or a folder behind a URL."""
-    reader = ObjectReader(replace(access, disk=None))  # pages are few, and smaller than blocks
+    """Do open_map() for a file or a folder behind a URL."""
+    reader = ObjectReader(replace(access, disk=None))  # metadata is small, and not cached
     data, folder = None, url
     if names_a_file(url):
         content, folder = MetadataFile(url, reader), parent_url(url)
@@ -132,7 +137,7 @@ def _map_single(
     names: Sequence[str] | None,
     group: str,
 ) -> DataMap | None:
-    """One open file as a dataset; None for the index of a slab folder."""
+    """Examine one open file as a dataset; return None for the index of a slab folder."""
     header = read_header(file)
     if header is not None and header.slab_index < 0:
         return None
@@ -155,7 +160,7 @@ def _map_single(
 
 
 def check_unique(names: Sequence[str]) -> None:
-    """Raise ValueError when a field is named twice."""
+    """Raise ValueError if a field is named twice."""
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
         raise ValueError(f"field {twice[0]!r} is named twice; name each field once")
@@ -183,7 +188,7 @@ def _open_index(folder: Folder) -> Iterator[tuple[h5py.File, SlabHeader]]:
 
 def _map_folder(folder: Folder, names: Sequence[str] | None, group: str) -> DataMap:
     """Examine the index and every slab, and check that they belong together."""
-    # The virtual datasets are for others: their maps carry no checksum, and take time to load.
+    # Virtual datasets are for other programs: their maps have no checksum and load slowly.
     with _open_index(folder) as (file, index):
         specs, slabs = _map_slabs(folder, index, names, group)
         packing = packing_of(file, [spec.name for spec in specs], group)
@@ -224,8 +229,10 @@ def _map_slab(
     group: str = "",
     chosen: Sequence[str] | None = None,
 ) -> tuple[tuple[FieldSpec, ...], SlabMap]:
-    """Examine one slab. start: its first sample, None where only its header says so. chosen: the
-    fields, where they are chosen from `names` already.
+    """Examine one slab.
+
+    `start` is its first sample, None if only its header says so. `chosen` are the fields if they
+    were already chosen from `names`.
     """
     name = slab_name(number)
     path = folder.place(name)
@@ -252,9 +259,10 @@ def _map_slab(
 
 
 def open_undamaged(path: str | os.PathLike[str]) -> tuple[DataMap, list[str]]:
-    """As open_map(), but of a slab folder without the slabs that cannot be used, and a line for
-    each of these. Raises as open_map() for anything else, such as a damaged index, and for URLs,
-    whose servers fail in ways that are no damage.
+    """Call open_map(), but leave out damaged slabs; also return a line for each of these.
+
+    Raises as open_map() for other damage, such as that of the index, and for all errors of URLs,
+    whose servers may fail without damage.
     """
     try:
         return open_map(path), []
@@ -276,8 +284,9 @@ def open_undamaged(path: str | os.PathLike[str]) -> tuple[DataMap, list[str]]:
 def _usable_slabs(
     folder: Folder, index: SlabHeader
 ) -> tuple[tuple[FieldSpec, ...], list[SlabMap], list[str]]:
-    """The slabs that can be opened and have the fields of most, numbered as if they were all, and
-    why the others cannot be used.
+    """Return the fields of most slabs, the usable slabs, and why the others cannot be used.
+
+    The usable slabs are numbered as if there were no others.
     """
     opened: list[tuple[tuple[FieldSpec, ...], SlabMap] | str] = []
     start: int | None = 0
@@ -309,7 +318,7 @@ def _usable_slabs(
 def _check_slab(
     path: Path | str, header: SlabHeader | None, index: SlabHeader, number: int, start: int
 ) -> None:
-    """Refuse a slab that is unsealed, or not slab `number` of this dataset."""
+    """Raise DataError for a slab that is unsealed, or not slab `number` of this dataset."""
     if header is None:
         raise DataError(f"{path}: foreign file, not a slab of hsgd; restore slab {number}")
     if not header.sealed:
@@ -342,10 +351,7 @@ def _map_file(
     checksum_rows: int = 0,
     group: str = "",
 ) -> tuple[tuple[FieldSpec, ...], SlabMap]:
-    """Specs and extents of the named datasets of one open file, or of a group of it.
-
-    checksum_rows: of a slab, whose datasets then must have checksums.
-    """
+    """Return specs and extents of datasets; with `checksum_rows` they must have checksums."""
     size = identity[0]
     specs, extents, stored_rows = [], {}, StoredRows()
     for name in names:
@@ -416,7 +422,7 @@ def _check_h5py_reads(dataset: h5py.Dataset, refusal: str, path: Path | str, nam
 def _check_claim(
     dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path | str
 ) -> None:
-    """Refuse a shape that no file of this size can have: memory is planned by it."""
+    """Raise DataError for a shape that no file of this size can have: memory is planned by it."""
     nbytes = dataset.shape[0] * max(1, math.prod(dataset.shape[1:]) * dtype.itemsize)
     create = dataset.id.get_create_plist()
     elsewhere = dataset.is_virtual or create.get_external_count()
@@ -430,7 +436,7 @@ def _check_claim(
 def _map_offsets(
     file: h5py.File, name: str, path: Path | str, checksum_rows: int, file_bytes: int
 ) -> Offsets:
-    """Where the offsets of a ragged field lie; DataError when they cannot be those of a slab."""
+    """Return where a ragged field's offsets lie; raise DataError if they cannot be a slab's."""
     dataset, values = file[f"{name}/{OFFSETS}"], file[f"{name}/{VALUES}"]
     refusal = _bypass_refusal(file, dataset, dataset.dtype, file_bytes, path)
     numbers = [file[name].attrs.get(key) for key in (LONGEST, LARGEST_BLOCK)]
@@ -452,7 +458,7 @@ def _map_offsets(
 
 
 def _read_checksums(dataset: h5py.Dataset, path: Path | str, samples: int, rows: int) -> bytes:
-    """The checksums of a dataset, one for each `rows` of so many samples; nothing for rows 0."""
+    """Return the checksums of a dataset, one per `rows` samples; b"" if `rows` is 0."""
     if not rows:
         return b""
     found = np.asarray(dataset.attrs[CHECKSUMS])
@@ -466,9 +472,10 @@ def _read_checksums(dataset: h5py.Dataset, path: Path | str, samples: int, rows:
 
 
 def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dtype[Any]:
+    """Return the dtype of a dataset; raise DataError if it cannot become a tensor."""
     try:
         dtype: np.dtype[Any] = dataset.dtype
-    except TypeError as error:  # h5py has no dtype for some types of HDF5
+    except TypeError as error:  # h5py has no dtype for some HDF5 types
         raise DataError(f"{path}: field {name!r}: {first_line(error)}; name other fields") from None
     if dtype.kind not in _KINDS:
         what = "a variable-length or text type" if dtype.kind in "OSU" else f"type {dtype}"
@@ -483,12 +490,11 @@ def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dt
 def _bypass_refusal(
     file: h5py.File, dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path | str
 ) -> str:
-    """Why the rows cannot be read around HDF5; "" when all of these hold, _CHUNKED when only the
-    layout is another.
+    """Return why rows cannot be read without HDF5; "" if they can, _CHUNKED if chunks prevent it.
 
-    A plain file or object, no user block, contiguous layout without external files, a plain number
-    or bool in the file exactly as in memory up to byte order, space allocated, storage size equal
-    to that of the rows. Rows that end beyond the file are an error, not a refusal.
+    Needed are: a plain file or object without user block; contiguous layout without external files;
+    a plain number or bool, in the file exactly as in memory except for byte order; allocated space
+    of exactly the size of the rows. Rows that end after the file raise DataError.
     """
     h5py = import_h5py()
 

@@ -1,4 +1,4 @@
-"""HDF5 files as they are opened to be examined, and slab folders, on the disk or behind a URL."""
+"""Opening HDF5 files and slab folders to examine them, on disk or behind a URL."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ __all__ = [
 Identity = tuple[int, int, int] | ObjectIdentity  # of a file: size, mtime_ns, inode
 
 _TRUNCATED = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
-_LOCKINGS = (None, False, True)  # as HDF5 does by itself, none, and always
+_LOCKINGS = (None, False, True)  # HDF5's default, never, always
 _AHEAD = 64  # objects whose metadata is fetched together
-# What h5py and NumPy raise for names, shapes, types and sizes that no sound file has.
+# What h5py and NumPy raise for damaged names, shapes, types and sizes.
 _DAMAGED = (
     ArithmeticError,
     AttributeError,
@@ -58,8 +58,8 @@ class UnknownFields(ValueError):
 
 
 def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
-    """Open read-only, with a shared lock, closed on exec; DataError in one line when that fails."""
-    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for ever
+    """Open a file read-only, with a shared lock, closed on exec; raise DataError if that fails."""
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
         raise DataError(f"{path}: not a file; name an HDF5 file or a slab folder")
     file = _open_as_here(path, cache_bytes)
     try:
@@ -79,7 +79,7 @@ def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
 
 
 def _open_as_here(path: str, cache_bytes: int) -> h5py.File:
-    """Open with the kind of locks of HDF5 that this program has the file open with, if it has."""
+    """Open a file with the kind of HDF5 locks that this program already uses for it."""
     h5py = import_h5py()
 
     for locking in _LOCKINGS:
@@ -95,14 +95,14 @@ def _open_as_here(path: str, cache_bytes: int) -> h5py.File:
 
 @contextmanager
 def examined(path: Path) -> Iterator[h5py.File]:
-    """An open file; what HDF5 raises for damaged metadata inside the block becomes DataError."""
+    """Open a file; HDF5's errors for damaged metadata inside the block become DataError."""
     with open_hdf5(str(path)) as file, _damage_as_error(path):
         yield file
 
 
 @contextmanager
 def examined_object(content: MetadataFile) -> Iterator[h5py.File]:
-    """The same for an object behind a URL."""
+    """Open an object behind a URL; errors as for examined()."""
     h5py = import_h5py()
 
     try:
@@ -113,7 +113,7 @@ def examined_object(content: MetadataFile) -> Iterator[h5py.File]:
         with file, _damage_as_error(content.url):
             yield file
     finally:
-        if content.failure is not None:  # HDF5 hides why it got no bytes, and a walk may go on
+        if content.failure is not None:  # HDF5 hides this error, or goes on after it
             raise content.failure from None
 
 
@@ -130,36 +130,34 @@ def _damage_as_error(path: Path | str) -> Iterator[None]:
 
 
 class Folder(Protocol):
-    """Where the files of a dataset lie."""
+    """The place of the files of a dataset."""
 
     path: str
 
     def expect(self, slabs: int) -> int | None:
-        """So many slabs will be examined, from the first to the last. Returns how many are there,
-        None where only a look at each can tell.
-        """
+        """Announce `slabs` slabs to examine in order; return how many exist, None if unknown."""
 
     def place(self, name: str) -> Path | str:
-        """Return what a file is called in messages and in a SlabMap."""
+        """Return a file's path or URL, for messages and a SlabMap."""
 
     def has(self, name: str) -> bool:
-        """Return whether a file is there."""
+        """Return whether a file exists."""
 
     def examined(self, name: str) -> AbstractContextManager[h5py.File]:
-        """A file that is there, open; raises DataError."""
+        """Open an existing file; raises DataError."""
 
     def identity(self, name: str) -> Identity:
-        """Of a file that was examined."""
+        """Return the identity of an examined file."""
 
 
 class LocalFolder:
-    """Of a file system."""
+    """A folder of a file system."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.path = folder, str(folder)
 
     def expect(self, slabs: int) -> int | None:
-        """Count those whose names are in the folder, if it may be listed."""
+        """Count the slabs by their names; None if the folder may not be listed."""
         try:
             with os.scandir(self._folder) as entries:
                 return sum(slab_number(entry.name) is not None for entry in entries)
@@ -180,9 +178,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """Behind a URL; files that are expected are fetched many at once, each with the parts that the
-    last one needed.
-    """
+    """A folder behind a URL; fetches many expected files at once, with the last one's pages."""
 
     def __init__(self, url: str, reader: ObjectReader) -> None:
         self.path, self._reader = url, reader
@@ -215,7 +211,7 @@ class RemoteFolder:
     def _fetched(self, name: str) -> MetadataFile | None:
         if name not in self._ahead:
             at = slab_number(name)
-            first = not at  # alone: nobody knows yet what of it is needed
+            first = not at  # alone: the pages that are needed are still unknown
             ahead = range(at or 0, min((at or 0) + _AHEAD, self._slabs))
             names = [name] if first else [slab_name(number) for number in ahead]
             pages = () if first or self._last is None else self._last.pages
@@ -229,7 +225,7 @@ def _explain_open(path: str, error: OSError) -> str:
     if truncated:
         have, want = truncated.groups()
         return f"{path}: truncated, bytes [{have}, {want}) are missing; copy or convert it again"
-    if "already open for" in str(error):  # marked so in the file: of libver="latest", and SWMR
+    if "already open for" in str(error):  # a mark in files of libver="latest" and SWMR
         return (
             f"{path}: a program writes it, or ended without closing it; wait until it is closed "
             "(hsgd does not read along with SWMR), or clear the mark with h5clear -s"
@@ -242,12 +238,12 @@ def _explain_open(path: str, error: OSError) -> str:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """Return what must stay the same while a file is in use."""
+    """Return size, mtime_ns and inode, which must not change while a file is in use."""
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def object_identity(identity: Identity) -> ObjectIdentity | None:
-    """Return the same of an object behind a URL; None for that of a file."""
+    """Return the identity of an object behind a URL; None for that of a file."""
     return identity if len(identity) == 2 else None
 
 

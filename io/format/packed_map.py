@@ -1,8 +1,7 @@
-"""Fixed windows over the elements of ragged fields: the form in which language models eat tokens.
+"""packed_map: windows of fixed length over the elements of ragged fields, as language models need.
 
-Window n is the elements [n * length, (n + 1) * length) of all samples one after the other, in the
-order of the slabs, so that a window is a sample like any other and order, ranks and resume stay
-what they are.
+Window n has the elements [n * length, (n + 1) * length) of all samples, in the order of the slabs.
+A window is a sample like any other, so order, ranks and resume do not change.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ __all__ = ["packed_map"]
 def packed_map(data: DataMap, length: int, *, chosen: bool) -> DataMap:
     """Make a dataset whose samples are windows of `length` elements of the ragged fields of `data`.
 
-    chosen: the caller named the fields; otherwise those that are not ragged are left out. Raises
-    TypeError and ValueError for a length, or fields, that cannot be packed.
+    `chosen` is true if the caller named the fields; otherwise fields that are not ragged are left
+    out. Raises TypeError or ValueError for a length, or fields, that cannot be packed.
     """
     if isinstance(length, bool) or not isinstance(length, int):
         raise TypeError(f"pack={length!r}; use the number of elements of a window, as pack=1024")
@@ -48,7 +47,7 @@ def packed_map(data: DataMap, length: int, *, chosen: bool) -> DataMap:
 
 
 def _packable(data: DataMap, *, chosen: bool) -> tuple[FieldSpec, ...]:
-    """The ragged fields, whose samples must all have the same lengths."""
+    """Return the ragged fields; raise ValueError unless their samples have equal lengths."""
     specs = tuple(spec for spec in data.fields if spec.ragged)
     plain = [spec.name for spec in data.fields if not spec.ragged]
     if not specs or (plain and chosen):
@@ -73,8 +72,10 @@ def _packable(data: DataMap, *, chosen: bool) -> tuple[FieldSpec, ...]:
 
 
 def _window_slabs(source: DataMap, length: int) -> tuple[tuple[SlabMap, ...], frozenset[int], int]:
-    """The windows in each file, and between them, as slabs of their own, those that begin in one
-    and end in another; which these are; and the elements of all files.
+    """Return windows as slabs, the numbers of the crossing ones, and the elements of all files.
+
+    Each file has a slab of the windows inside it. A crossing window, which begins in one file and
+    ends in another, is a slab of its own.
     """
     found: list[SlabMap] = []
     crossing = set()
@@ -99,9 +100,7 @@ def _window_slabs(source: DataMap, length: int) -> tuple[tuple[SlabMap, ...], fr
 def _slab_of(
     source: DataMap, slab: SlabMap, start: int, count: int, length: int, skip: int | None
 ) -> SlabMap:
-    """Windows [start, start + count) as rows of a file, from its element `skip` on; None: of
-    several files.
-    """
+    """Return windows as rows of a file from its element `skip` on, or across files if None."""
     extents = {}
     for spec in source.fields:
         extent = slab.extents[spec.name]

@@ -1,6 +1,6 @@
-"""Values that stand for others: packed by a scale and an offset, or put where a value is missing.
+"""Attributes of fields whose stored values stand for others: scaled, or a fill value.
 
-The attributes that say so are those of netCDF and HDF-EOS; hsgd delivers values as they are stored.
+These are the attributes of netCDF and HDF-EOS; hsgd delivers values as they are stored.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ATTRIBUTES: dict[str, float | str | None] = {
 
 
 def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict[str, Any]:
-    """Return the attributes of each field of `group` that is packed or has values for missing ones.
+    """Return the packing attributes of each field of `group` that has any.
 
-    Those that change nothing are left out: a scale of 1, an offset of 0, and NaN, which says itself
-    that it is missing. Raises what h5py raises for damaged attributes.
+    Attributes without effect are left out: a scale of 1, an offset of 0, and NaN for missing
+    values. Raises what h5py raises for damaged attributes.
     """
     found = {}
     for name in fields:
@@ -50,12 +50,12 @@ def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict
 
 
 def packing_text(values: Mapping[str, Any]) -> str:
-    """Return the attributes of a field in a line."""
+    """Return the attributes of a field in one line."""
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def packing_warnings(path: str, packing: Packing, what: str) -> list[str]:
-    """Return a line for each field. what: is done with the values."""
+    """Return a line for each field; `what` says what is done with the values."""
     return [
         f"{path}: field {name!r} is packed ({packing_text(values)}): {what}"
         for name, values in packing.items()
@@ -67,7 +67,7 @@ def _has(file: h5py.Group, place: bytes, name: str) -> bool:
 
 
 def _read(file: h5py.Group, place: bytes, name: str) -> Any:
-    """A number or text, a list of numbers, or "set" if it is something else."""
+    """Return a number or text, a list of numbers, or "set" for anything else."""
     attribute = import_h5py().h5a.open(file.id, name.encode(), obj_name=place)
     if attribute.shape is None or attribute.dtype.kind not in "biufS":
         return "set"

@@ -1,7 +1,4 @@
-"""Samples of different lengths, one after the other: values, and offsets that tell them apart.
-
-Layout of the Arrow columnar format for lists with 64-bit offsets.
-"""
+"""Ragged: samples of different lengths as values and 64-bit offsets, like lists in Arrow."""
 
 from __future__ import annotations
 
@@ -28,21 +25,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Ragged:
-    """Sample i is values[offsets[i] : offsets[i + 1]], which is self[i].
+    """Samples of different lengths: sample i is self[i], or values[offsets[i] : offsets[i + 1]].
 
-    values: (elements, ...), NumPy array or tensor. offsets: int64, one more than samples, beginning
-    with 0. For torch: torch.nested.nested_tensor_from_jagged(values, offsets).
+    For torch: torch.nested.nested_tensor_from_jagged(values, offsets).
+
+    Attributes:
+        values: (elements, ...), a NumPy array or tensor.
+        offsets: int64, one more than samples; the first is 0.
     """
 
     values: Any
     offsets: Any
 
     def __len__(self) -> int:
-        """Samples."""
         return len(self.offsets) - 1
 
     def __getitem__(self, sample: int) -> Any:
-        """The value of one sample, a view."""
+        """Return one sample, a view."""
         if not -len(self) <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
         first = sample % len(self)
@@ -53,7 +52,6 @@ class Ragged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
         return int(self.values.nbytes)
 
     @property
@@ -63,7 +61,7 @@ class Ragged:
         return np.diff(np.asarray(offsets))
 
     def take(self, samples: IntArray) -> Ragged:
-        """These samples, in this order; a copy, of NumPy arrays."""
+        """Return these samples in this order; a copy, for NumPy arrays only."""
         lengths = self.lengths[samples]
         return Ragged(
             self.values[concatenate_ranges(self.offsets[:-1][samples], lengths)],
@@ -76,7 +74,6 @@ class Ragged:
         return Ragged(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
 
     def copy(self) -> Ragged:
-        """Return the same in memory of its own."""
         return Ragged(self.values.copy(), self.offsets.copy())
 
 
@@ -84,12 +81,12 @@ Block = NDArray[Any] | Ragged  # rows of a field
 
 
 def elements(block: Block) -> NDArray[Any]:
-    """Return what lies in the file one after the other: rows, or the elements of ragged ones."""
+    """Return a block's contiguous values: rows, or the elements of ragged rows."""
     return np.ascontiguousarray(block.values if isinstance(block, Ragged) else block)
 
 
 def take(block: Block, rows: IntArray) -> Block:
-    """These rows, in this order; a copy."""
+    """Return these rows in this order; a copy."""
     return block.take(rows) if isinstance(block, Ragged) else block[rows]
 
 
@@ -99,21 +96,21 @@ def part_of_block(block: Block, start: int, stop: int) -> Block:
 
 
 def offsets_of(lengths: IntArray) -> IntArray:
-    """Return where each sample begins, and where the last ends."""
+    """Return where each sample begins, and where the last one ends."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def ragged_of(rows: Sequence[NDArray[Any]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Ragged:
-    """Arrays of shape (any length, *shape) as one Ragged."""
+    """Join arrays of shape (any length, *shape) into one Ragged."""
     lengths = np.array([len(row) for row in rows], np.int64)
     values = np.concatenate([np.empty((0, *shape), dtype), *rows]).astype(dtype, copy=False)
     return Ragged(values, offsets_of(lengths))
 
 
 def join(parts: Sequence[Block]) -> Block:
-    """Return the rows of all parts (at least one, all of one kind), one after the other."""
+    """Join the rows of all parts: at least one part, all of one kind."""
     ragged = [part for part in parts if isinstance(part, Ragged)]
     if not ragged:
         return np.concatenate([elements(part) for part in parts])

@@ -1,7 +1,7 @@
 """Files with a group for each sample: 000000/image, 000000/label, 000001/image, and so on.
 
-They are recognised by the names in some of their groups. Read as fields, each of these datasets
-would be one, and its first axis that of samples. Only hard links count.
+They are recognised by the names in some of their groups. Read as fields, each dataset would be a
+field, and its first axis that of samples. Only hard links count.
 """
 
 from __future__ import annotations
@@ -29,32 +29,30 @@ __all__ = [
     "refuse_sample_groups",
 ]
 
-LEAST_GROUPS = 16  # groups: fewer are the parts of one table, such as train and test, or cameras
-_LOOKED_AT = 16
-_ALIKE = 0.75  # of these
-_DEEPEST = 3  # groups above those of samples
+LEAST_GROUPS = 16  # fewer groups are parts of one table, such as train and test, or cameras
+_LOOKED_AT = 16  # groups that are examined
+_ALIKE = 0.75  # part of these that must have equal fields
+_DEEPEST = 3  # groups above the samples
 _MOST_STEPS = 1_000  # names in one sample
 _DIGITS = re.compile("([0-9]+)")
 
 
 @dataclass(frozen=True)
 class SampleGroups:
-    """home: the group that holds those of the samples; "" is the file. names: of what it holds, in
-    the order of their numbers. fields: of most samples. others: of some.
-    """
+    """Groups of a file that are samples."""
 
-    home: str
-    names: tuple[str, ...]
-    fields: tuple[str, ...]
-    others: tuple[str, ...] = ()
+    home: str  # the group that holds the samples; "" is the file
+    names: tuple[str, ...]  # of the items in it, in the order of their numbers
+    fields: tuple[str, ...]  # of most samples
+    others: tuple[str, ...] = ()  # fields of some samples
 
     def are_meant(self, wanted: Sequence[str] | None) -> bool:
-        """Say whether the fields that a caller wants, None for all, are those of samples."""
+        """Return whether the wanted fields (None for all) are fields of samples."""
         return wanted is None or all(name.strip("/") in self.fields for name in wanted)
 
 
 def find_sample_groups(file: h5py.File, group: str = "") -> SampleGroups | None:
-    """Look for groups of samples in a file, or in one of its groups; None without."""
+    """Find groups of samples in a file, or in one of its groups; None if there are none."""
     home = hard_linked(file["/"], group) if group else file["/"]
     return _search(home, group, 0) if isinstance(home, import_h5py().Group) else None
 
@@ -62,7 +60,7 @@ def find_sample_groups(file: h5py.File, group: str = "") -> SampleGroups | None:
 def refuse_sample_groups(
     file: h5py.File, path: Path | str, wanted: Sequence[str] | None, group: str
 ) -> None:
-    """Raise DataError if samples are groups, and `wanted` does not name datasets of the file."""
+    """Raise DataError if samples are groups and `wanted` does not name datasets of the file."""
     found = find_sample_groups(file, group)
     if found is not None and found.are_meant(wanted):
         first, last = (stored_name(found.home, found.names[at]) for at in (0, -1))
@@ -74,7 +72,7 @@ def refuse_sample_groups(
 
 
 def hard_linked(group: Any, path: str) -> Any:
-    """Return what hard links alone lead to; None for other links, and where nothing is."""
+    """Return the item at `path` if hard links alone lead to it, else None."""
     h5py = import_h5py()
 
     for step in path.split("/"):
@@ -82,7 +80,7 @@ def hard_linked(group: Any, path: str) -> Any:
             return None
         try:
             link = group.get(step, getlink=True)
-        except TypeError:  # a kind of link that HDF5 does not have of its own
+        except TypeError:  # a user-defined link
             return None
         if not isinstance(link, h5py.HardLink):
             return None
@@ -113,9 +111,7 @@ def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
 
 
 def _field_names(home: Any, name: str) -> tuple[str, ...]:
-    """The datasets of one sample and the groups in it, sorted; empty for what is no group, or is a
-    ragged field of hsgd.
-    """
+    """Return the datasets in one sample, sorted; empty if it is no group, or a ragged field."""
     h5py = import_h5py()
 
     item = hard_linked(home, name)
@@ -138,7 +134,7 @@ def _field_names(home: Any, name: str) -> tuple[str, ...]:
 
 
 def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Sorts 9 before 10."""
+    """Return a sorting key with which 9 comes before 10."""
     parts = _DIGITS.split(name)
     numbers = (part.lstrip("0") if at % 2 else part for at, part in enumerate(parts))
     return [(len(part) if at % 2 else 0, part) for at, part in enumerate(numbers)], name

@@ -1,16 +1,17 @@
-"""The slab folder on disk: what its files are called and what they say of themselves.
+"""The slab folder on disk: names of its files, and their attributes.
 
 A folder holds slab-00000.h5, slab-00001.h5, ... and index.h5. Every slab is plain HDF5: one
 contiguous, 4-KiB-aligned dataset per field, space allocated early, no user block, little-endian,
-with the attributes of `SlabHeader`; compressed, a dataset lies in chunks of whole rows. The
-attribute crc32c of a dataset has the CRC-32C of each of its blocks of `checksum_rows` rows, which
-all fields together make about 4 MiB. index.h5 shows all slabs as one virtual dataset per field, so
-that any HDF5 program reads the whole, and ends with a checksum of its own (index_checksum.py).
+with the attributes of `SlabHeader`. If compressed, a dataset has chunks of whole rows. The
+attribute crc32c of a dataset has the CRC-32C of each block of `checksum_rows` rows; a block has
+about 4 MiB over all fields. index.h5 shows all slabs as one virtual dataset per field, so that any
+HDF5 program can read the whole, and ends with a checksum of its own (index_checksum.py).
 
 A ragged field is a group with the attributes LONGEST and LARGEST_BLOCK and two datasets: values,
-the elements of all samples one after the other, and offsets (int64): sample i of a slab is the
+the elements of all samples one after the other, and offsets (int64). Sample i of a slab has the
 elements offsets[i] to offsets[i + 1], counted from the first of the whole dataset. Block i of
-values is that of the same samples; block i of offsets has one offset more than samples.
+values has the elements of the samples of block i; block i of offsets has one offset more than
+samples.
 """
 
 from __future__ import annotations
@@ -64,43 +65,40 @@ _LEAST = {
     "num_slabs": 1,
     "checksum_rows": 1,
 }
-_MOST = 1 << 62  # of each of these numbers, but of a seed: sums of two are 64-bit numbers still
+_MOST = 1 << 62  # of each number except a seed: sums of two fit in 64 bits
 _SLAB = re.compile(r"slab-([0-9]{5,18})\.h5")
 
 
 def import_h5py() -> Any:
-    """Return the h5py module, imported when it is first needed."""
+    """Import h5py on first use."""
     with needed_for("hsgd.io", "h5py"):
         import h5py
     return h5py
 
 
 def slab_name(slab: int) -> str:
-    """File name of slab number `slab`."""
+    """Return the file name of slab number `slab`."""
     return f"slab-{slab:05d}.h5"
 
 
 def slab_number(name: str) -> int | None:
-    """Return the number of the slab that has this file name; None for a name of something else."""
+    """Return the number of the slab with this file name; None for other names."""
     found = _SLAB.fullmatch(name)
     return int(found[1]) if found and slab_name(int(found[1])) == name else None
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field of every sample: its name, shape without the sample axis, and dtype.
-
-    ragged: a sample has any number of elements of this shape and dtype.
-    """
+    """One field: its name, shape without the sample axis, and dtype."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    ragged: bool = False
+    ragged: bool = False  # a sample has any number of elements of this shape and dtype
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one sample's value, or of one of its elements where the field is ragged."""
+        """Bytes of one sample's value, or of one element of a ragged field."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -121,11 +119,8 @@ class SlabHeader:
 
 
 def read_header(file: h5py.File) -> SlabHeader | None:
-    """Return the header of an open file; None when the file was not written by hsgd.
-
-    Raises DataError for another format_version.
-    """
-    attrs = file.attrs  # h5py makes it anew each time
+    """Return a file's header; None if hsgd did not write it. DataError for other versions."""
+    attrs = file.attrs  # h5py makes a new object each time
     if "format_version" not in attrs or "dataset_uuid" not in attrs:
         return None
     version = _read_attribute(file.filename, attrs, "format_version")
@@ -141,7 +136,6 @@ def read_header(file: h5py.File) -> SlabHeader | None:
 
 
 def _read_attribute(path: str, attrs: h5py.AttributeManager, name: str) -> Any:
-    """An attribute as text or number, as its name asks."""
     if name not in attrs:
         raise DataError(f"{path}: attribute {name} is missing; convert again")
     value = attrs[name]
@@ -159,5 +153,5 @@ def _read_attribute(path: str, attrs: h5py.AttributeManager, name: str) -> Any:
 
 
 def is_slab_folder(path: Path) -> bool:
-    """True when `path` is a folder with an index file."""
+    """Return whether `path` is a folder with an index file."""
     return (path / INDEX_NAME).is_file()

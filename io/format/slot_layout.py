@@ -1,4 +1,4 @@
-"""How rows of several fields lie in one piece of memory: a slot of a ring, or of a cache."""
+"""slot_layout: where the rows of several fields lie in one slot of a ring or a cache."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ _OFFSET_BYTES = 8  # int64
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """offsets: where fields begin, and the offsets of ragged ones (FIELD/offsets), which lie before
-    their values. nbytes: of all.
-    """
+    """The layout of a slot; offsets of ragged fields lie before their values."""
 
-    offsets: dict[str, int]
-    nbytes: int
+    offsets: dict[str, int]  # of fields, and of the offsets of ragged fields (FIELD/offsets)
+    nbytes: int  # of all
 
 
 def slot_layout(
     specs: Sequence[FieldSpec], rows: int, elements: Mapping[str, int] | None = None
 ) -> SlotLayout:
-    """Lay out `rows` samples. elements: that ragged fields have room for, in all."""
+    """Lay out `rows` samples; `elements` is the room for all elements of each ragged field."""
     offsets: dict[str, int] = {}
     end = 0
 

@@ -1,8 +1,8 @@
-"""Whether the rows of a dataset are really stored somewhere: HDF5 gives fill values for all others.
+"""StoredRows: whether the rows of a dataset were ever written; HDF5 gives fill values for others.
 
-Virtual datasets and their sources, at any depth, files of external storage, and chunks that nobody
-wrote are looked at before HDF5 reads, or asks for the shape of a virtual dataset: HDF5 opens
-whatever a source names, and follows a circle of them until the process dies.
+Virtual datasets and their sources at any depth, files of external storage, and missing chunks are
+checked before HDF5 reads them, or reads the shape of a virtual dataset: HDF5 opens whatever a
+source names, and follows a circle of sources until the process dies.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["StoredRows", "unwritten_lines"]
 
 _DEEPEST = 16  # virtual datasets of virtual datasets
-_MOST_TILES = 4096  # parts of a virtual dataset, other than ranges of rows, that are put together
+_MOST_TILES = 4096  # parts of a virtual dataset, other than ranges of rows, that are united
 
 
 def unwritten_lines(unwritten: Iterable[str], *, accepted: bool, option: str) -> list[str]:
-    """A line for each of DataMap.unwritten(), to warn with. Raises DataError with the first unless
-    they are accepted, by `option`.
-    """
+    """Return warnings for DataMap.unwritten(); raise DataError unless accepted, by `option`."""
     lines = list(unwritten)
     if lines and not accepted:
         raise DataError(
@@ -44,18 +42,18 @@ def unwritten_lines(unwritten: Iterable[str], *, accepted: bool, option: str) ->
 
 
 class StoredRows:
-    """Looks at the datasets of one file. Each is looked at once, however often it is a source."""
+    """Checks of the datasets of one file; each is checked once, however often it is a source."""
 
     def __init__(self) -> None:
         self._h5py = import_h5py()
-        self._above: list[tuple[Any, str]] = []  # virtual datasets whose sources are looked at
+        self._above: list[tuple[Any, str]] = []  # virtual datasets whose sources are being checked
         self._seen: dict[Any, str] = {}
 
     def gaps(self, dataset: h5py.Dataset) -> str:
-        """What of a dataset nobody ever wrote, in words with counts; "" if all of it was written.
+        """Return which rows of a dataset were never written, in words with counts; "" for none.
 
-        Raises DataError naming file, dataset and source if something is missing that should be
-        there: a source, rows of one, a file of external storage.
+        Raises DataError naming file, dataset and source if a source, rows of a source, or a file of
+        external storage is missing.
         """
         info = self._h5py.h5o.get_info(dataset.id)
         key = (*_file_of(dataset), info.addr)
@@ -90,7 +88,7 @@ class StoredRows:
         return self._seen[key]
 
     def opens_sources(self, dataset: h5py.Dataset) -> bool:
-        """Return whether HDF5 opens sources of a dataset as soon as somebody asks for its shape."""
+        """Return whether HDF5 opens sources of a dataset as soon as its shape is read."""
         create = dataset.id.get_create_plist()
         return create.get_layout() == self._h5py.h5d.VIRTUAL and any(
             _is_endless(create.get_virtual_vspace(n)) for n in range(create.get_virtual_count())
@@ -110,7 +108,7 @@ class StoredRows:
                 for number in numbers:
                     source = create.get_virtual_dsetname(number).replace("%%", "%")
                     full, item = f"{file.filename}: {source}", self._source(file, source, where)
-                    gaps = self.gaps(item)  # before anybody asks for its shape
+                    gaps = self.gaps(item)  # before the shape is read
                     told += [f"of the source {full}, {gaps}"] if gaps else []
                     found[number] = full, item.shape or ()
         for number, (full, shape) in found.items():
@@ -158,7 +156,7 @@ class StoredRows:
 
 
 def _file_of(item: Any) -> tuple[int, int]:
-    """Which file an object lies in, however it was named."""
+    """Return device and inode of an object's file, whatever its path."""
     if item.file.driver == "fileobj":
         return -1, 0
     status = os.stat(item.file.filename)
@@ -166,12 +164,14 @@ def _file_of(item: Any) -> tuple[int, int]:
 
 
 def _holds(wanted: Any, virtual: Any, shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether a source of this shape has all that is selected of it for a virtual dataset of shape
-    `whole`. An endless selection must have as much as the virtual dataset has room for.
+    """Return whether a source of shape `shape` has all that is selected of it.
+
+    `whole` is the shape of the virtual dataset. An unlimited selection must have as much as the
+    virtual dataset has room for.
     """
     h5s = import_h5py().h5s
 
-    if wanted.get_select_type() == h5s.SEL_ALL:  # whose own extent the file does not keep
+    if wanted.get_select_type() == h5s.SEL_ALL:  # the file does not store its extent
         return math.prod(shape) >= int(virtual.get_select_npoints())
     if wanted.get_simple_extent_ndims() != len(shape):
         return False
@@ -196,7 +196,7 @@ def _is_endless(space: Any) -> bool:
 
 
 def _cut(space: Any, shape: tuple[int, ...]) -> _Slab:
-    """A regular selection as far as a dataset of this shape reaches."""
+    """Return a regular selection, limited to a dataset of this shape."""
     found = []
     for size, start, stride, count, block in zip(
         shape, *space.get_regular_hyperslab(), strict=True
@@ -216,7 +216,7 @@ def _points(slab: _Slab, shape: tuple[int, ...]) -> int:
 
 
 def _rows_only(slab: _Slab, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The rows of a selection that is a range of whole rows; None for another."""
+    """Return the rows of a selection that is a range of whole rows; None for others."""
     for size, (start, stride, count, block) in zip(shape[1:], slab[1:], strict=True):
         if start or size != (block if count == 1 else count * block if stride == block else -1):
             return None
@@ -227,7 +227,7 @@ def _rows_only(slab: _Slab, shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def _unmapped(dataset: h5py.Dataset, create: Any) -> int:
-    """Values of a virtual dataset that no source has; its sources were looked at."""
+    """Return how many values of a virtual dataset have no source; its sources were checked."""
     h5s = import_h5py().h5s
 
     shape = tuple(dataset.shape)
@@ -258,7 +258,7 @@ def _unmapped(dataset: h5py.Dataset, create: Any) -> int:
         part = h5s.create_simple(shape)
         part.select_hyperslab((first, *(0 for _ in shape[1:])), (stop - first, *shape[1:]))
         tiles.append(part)
-    if len(tiles) > _MOST_TILES:  # taken as apart from one another
+    if len(tiles) > _MOST_TILES:  # assume that they do not overlap
         return max(0, total - sum(int(tile.get_select_npoints()) for tile in tiles))
     union = tiles[0]
     for tile in tiles[1:]:
@@ -267,7 +267,6 @@ def _unmapped(dataset: h5py.Dataset, create: Any) -> int:
 
 
 def _covered(ranges: list[tuple[int, int]]) -> int:
-    """How many numbers lie in some of the ranges."""
     covered = reached = 0
     for start, stop in sorted(ranges):
         covered += max(0, stop - max(start, reached))
@@ -300,7 +299,7 @@ def _check_external(dataset: h5py.Dataset, create: Any) -> None:
 
 
 def _plain_gaps(dataset: h5py.Dataset, create: Any) -> str:
-    """What of a dataset that is neither virtual nor external was never allocated."""
+    """Return which rows were never allocated, of a dataset neither virtual nor external."""
     h5d = import_h5py().h5d
 
     if not dataset.shape or not math.prod(dataset.shape):

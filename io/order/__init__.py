@@ -1,3 +1,3 @@
-"""Which rank reads which samples, and in which order; arithmetic only."""
+"""The samples of each rank, and their order; only arithmetic."""
 
 __all__: list[str] = []

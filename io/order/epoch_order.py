@@ -1,17 +1,17 @@
-"""Which rank reads which samples, and in which order: arithmetic on counts.
+"""EpochOrder and Share: the samples that each rank reads, and their order, computed from counts.
 
-Metadata that every rank has is all it needs, so all ranks agree without a message.
+All ranks have the metadata for it, so they agree without a message.
 
-The stream of an epoch is one permutation of all samples that depends on the dataset, the seed and
-the epoch alone, not on the number of ranks; rank r takes a fixed contiguous part of it. Shuffling
-is block shuffling in the manner of CorgiPile (Xu et al., SIGMOD 2022): all blocks are permuted
-globally, then the samples inside each window of consecutive blocks are permuted. Over a dataset
-that was permuted at conversion this behaves like a full shuffle.
+The stream of an epoch is one permutation of all samples. It depends only on the dataset, the seed
+and the epoch, not on the number of ranks; rank r takes a fixed contiguous part of it. Shuffling is
+block shuffling in the manner of CorgiPile (Xu et al., SIGMOD 2022): all blocks are permuted
+globally, then the samples inside each window of consecutive blocks are permuted. On a dataset that
+was permuted at conversion this behaves like a full shuffle.
 
-With "slabs" the order of slabs is that of the seed in all epochs, and blocks are permuted among a
-few neighbouring slabs only. So a part of the stream holds the same slabs in every epoch, and ranks
-take the parts in turn (`part_in_turn`), inside their node first: what a node keeps in memory serves
-it for as many epochs as it has ranks.
+With "slabs" the order of slabs depends on the seed only, and blocks are permuted among a few
+neighbouring slabs. So a part of the stream has the same slabs in every epoch, and ranks take the
+parts in turn (`part_in_turn`), first inside their node: the slabs in a node's memory serve it for
+as many epochs as it has ranks.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ SHUFFLES = ("block", "slabs", "none", "full")
 IntArray = NDArray[np.int64]
 Range = tuple[int, int]  # first position, number of positions
 
-# Rows that are read and thrown away rather than starting another read: at most 4 times the bytes.
-_MERGE_GAP = 3
-# What a random stream is for, so that no two are the same (shuffle_passes.py has 4).
+_MERGE_GAP = 3  # most rows read and dropped instead of a new read: at most 4 times the bytes
+# Purposes of random streams, so that no two are the same (shuffle_passes.py has 4).
 _BLOCKS, _ROWS, _WINDOW, _SLABS = 1, 2, 3, 5
-_GROUP_WINDOWS = 4  # slabs whose blocks are permuted together hold about so many windows
+_GROUP_WINDOWS = 4  # about so many windows in slabs whose blocks are permuted together
 
 
 @dataclass(frozen=True)
 class Share:
     """The part of the stream that one rank reads in one epoch.
 
-    start: first position in the stream. count: samples, padding included; positions wrap around at
-    the end of the stream. padding: how many of them another rank has as well. steps: batches, equal
-    on all ranks.
+    Attributes:
+        start: first position in the stream.
+        count: samples, padding included; positions wrap around at the end of the stream.
+        padding: samples that another rank has, too.
+        steps: batches, equal on all ranks.
     """
 
     start: int
@@ -69,7 +70,7 @@ class Share:
     batch_size: int
 
     def batch_count(self, step: int) -> int:
-        """Count the samples of a batch: less in the last, 0 where an exact share has run out."""
+        """Return the samples of a batch: fewer in the last, 0 after the end of an exact share."""
         return max(0, min(self.batch_size, self.count - step * self.batch_size))
 
 
@@ -85,17 +86,21 @@ def share_of(
 ) -> Share:
     """Return the share of `rank`; all ranks get the same number of steps.
 
-    drop_last=True: only full batches; up to world_size * batch_size - 1 samples at the end of the
-    stream are left out (others in each epoch when shuffled). drop_last=False: every sample of the
-    dataset appears exactly once per epoch, except for explicit padding: with pad=True all ranks get
-    ceil(num_samples / world_size) samples, and where that does not come out even a rank repeats one
-    sample (the next in the stream, wrapping around), so all ranks have equal batches; with
-    pad=False nothing is repeated, and the last batch of a rank may be one sample shorter than that
-    of another, or empty. resumed=True: the samples are what is left of an epoch, so there may be
-    fewer than ranks, or none, which gives no step.
+    With `drop_last` there are only full batches: up to world_size * batch_size - 1 samples at the
+    end of the stream are left out, others in each epoch if shuffled. Otherwise every sample appears
+    exactly once per epoch, except for padding.
 
-    Raises ValueError when a rank would have no sample or no step, TypeError for counts that are not
-    integers.
+    With `pad` all ranks get ceil(num_samples / world_size) samples; a rank that is one short
+    repeats the next sample of the stream, wrapping around. So all ranks have equal batches. Without
+    `pad` nothing is repeated, and the last batch of a rank may be one sample shorter than that of
+    another, or empty.
+
+    If `resumed`, the samples are the rest of an epoch: there may be fewer than ranks, or none,
+    which gives no step.
+
+    Raises:
+        ValueError: a rank would have no sample or no step.
+        TypeError: a count is not an integer.
     """
     _require_int("batch_size", batch_size, 1)
     _require_int("world_size", world_size, 1)
@@ -127,11 +132,11 @@ def share_of(
 
 
 def part_in_turn(seat: int, epoch: int, world_size: int, local_size: int) -> int:
-    """Return which part of the stream the rank at `seat` reads when parts go round.
+    """Return the part of the stream for the rank at `seat` if ranks take the parts in turn.
 
-    seat: ranks counted node by node, local_size to a node. Parts go round inside the node for
-    local_size epochs, and then on to the next node. Where local_size does not divide world_size
-    they go round all ranks.
+    Seats are counted node by node, local_size per node. Parts go round inside the node for
+    local_size epochs, then to the next node. If local_size does not divide world_size, they go
+    round all ranks.
     """
     if world_size % local_size:
         return (seat + epoch) % world_size
@@ -141,9 +146,9 @@ def part_in_turn(seat: int, epoch: int, world_size: int, local_size: int) -> int
 
 
 def permutation(count: int, *key: int) -> IntArray:
-    """Return a random permutation of range(count), a function of `key` alone.
+    """Return a random permutation of range(count), which depends on `key` only.
 
-    Random 64-bit keys carry their index in the low bits and are sorted: all keys differ, so the
+    Random 64-bit keys have their index in the low bits and are sorted. All keys differ, so the
     result does not depend on the sorting algorithm, and NumPy guarantees the raw stream of PCG64
     across versions (unlike Generator.permutation, NEP 19). Ties in the random part (rare below
     2**30 rows) keep their order.
@@ -161,9 +166,9 @@ def permutation(count: int, *key: int) -> IntArray:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where an epoch was left: `steps` batches of every rank were consumed, shared out like this.
+    """The point where an epoch was left: every rank had consumed `steps` batches of this division.
 
-    A resumed epoch may be left again, on another number of ranks: its cuts follow one another.
+    A resumed epoch may be left again, on another number of ranks; then its cuts form a sequence.
     """
 
     world_size: int
@@ -174,18 +179,18 @@ class Cut:
 
 
 def with_cut(cuts: Sequence[Cut], new: Cut) -> tuple[Cut, ...]:
-    """Return the cuts followed by another; one like the last only adds its steps to it."""
+    """Return the cuts and a new one; one like the last only adds its steps to the last."""
     if cuts and replace(cuts[-1], steps=new.steps) == new:
         return (*cuts[:-1], replace(new, steps=cuts[-1].steps + new.steps))
     return (*cuts, new)
 
 
 def remaining(num_samples: int, cuts: Sequence[Cut]) -> list[Range]:
-    """Return what is left after the cuts: ranges of positions, (start, count), in order.
+    """Return the rest of an epoch after the cuts, as ranges of positions (start, count), in order.
 
     Each rank of a cut leaves the rest of its part, without the sample that it would have repeated.
-    What drop_last kept from full batches comes last, so that the job which ends the epoch leaves
-    out a tail once and no job before it does. Needs no message: every rank gets the same answer.
+    Samples that drop_last excluded from full batches come last, so only the job that ends the epoch
+    leaves out a tail. Needs no message: every rank gets the same result.
     """
     left = [(0, num_samples)]
     for cut in cuts:
@@ -211,7 +216,7 @@ def remaining(num_samples: int, cuts: Sequence[Cut]) -> list[Range]:
 
 
 def part_of(ranges: Sequence[Range], start: int, count: int) -> list[Range]:
-    """`count` positions from the `start`-th on of the ranges one after the other, wrapping."""
+    """Return `count` positions from the `start`-th on of consecutive ranges, wrapping around."""
     found: list[Range] = []
     skip = start
     while count > 0:
@@ -229,11 +234,11 @@ def part_of(ranges: Sequence[Range], start: int, count: int) -> list[Range]:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """What to read next, and where it goes.
+    """The next rows to read, and their places.
 
-    Read the dataset rows [starts[i], starts[i] + counts[i]) for all i, one after the other; the
-    k-th row read is the places[k]-th of the next `stream_rows` samples of the stream, or wanted by
-    nobody where that is -1. No range crosses a slab.
+    Read the dataset rows [starts[i], starts[i] + counts[i]) for all i, one after the other. The
+    k-th row read is number places[k] of the next `stream_rows` samples of the stream; -1 means that
+    it is not needed. No range crosses a slab.
     """
 
     starts: IntArray
@@ -243,16 +248,18 @@ class StreamPiece:
 
     @property
     def buffer_rows(self) -> int:
-        """Rows that are read."""
         return len(self.places)
 
 
 class EpochOrder:
     """The order of the global stream in one epoch: position -> dataset row.
 
-    slab_counts: samples per slab; no block crosses a slab. block_samples: rows per block.
-    window_samples: rows that a window holds (a whole number of blocks, at least one). Memory:
-    O(blocks + window), O(samples) for "full".
+    Memory: O(blocks + window), O(samples) for "full".
+
+    Args:
+        slab_counts: samples per slab; no block crosses a slab.
+        block_samples: rows per block.
+        window_samples: rows per window (a whole number of blocks, at least one).
     """
 
     def __init__(
@@ -283,7 +290,7 @@ class EpochOrder:
 
     @property
     def piece_samples(self) -> int:
-        """About the most samples that a piece has."""
+        """About the largest number of samples in a piece."""
         if self._shuffle == "full":
             return self._window_samples
         return int(np.diff(self._window_ends, prepend=0).max(initial=1))
@@ -299,9 +306,7 @@ class EpochOrder:
             start = 0
 
     def slabs(self, start: int, count: int) -> IntArray:
-        """The slabs, ascending, that `count` positions of the stream from `start` on come from
-        (wrapping around), and perhaps some more.
-        """
+        """Return the slabs of `count` stream positions from `start` on, wrapping; ascending."""
         every: IntArray = np.arange(len(self._stops))
         if self._shuffle == "full" or start + count > self.num_samples:
             return every
@@ -315,7 +320,7 @@ class EpochOrder:
         return np.unique(found) if count else every[:0]
 
     def indices(self, start: int, count: int) -> IntArray:
-        """Return dataset rows at `count` stream positions from `start` on (wrapping around)."""
+        """Return the dataset rows at `count` stream positions from `start` on, wrapping around."""
         rows = [np.empty(0, np.int64)]
         for piece in self.pieces(start, count):
             wanted = piece.places >= 0
@@ -361,7 +366,7 @@ class EpochOrder:
             self._window_ends = np.append(self._window_ends, ends[-1])
 
     def _order_in_groups(self, counts: IntArray, per_slab: IntArray) -> IntArray:
-        """Slabs in the order of the seed; blocks permuted among those of each group of them."""
+        """Return the order of blocks: slabs by the seed, blocks permuted inside groups of slabs."""
         slabs = permutation(len(counts), self._key[0], _SLABS)
         first_blocks = np.cumsum(per_slab) - per_slab
         order = concatenate_ranges(first_blocks[slabs], per_slab[slabs])
@@ -373,7 +378,7 @@ class EpochOrder:
         return order
 
     def _window(self, window: int, skip: int, stop: int) -> StreamPiece:
-        """Stream positions from the `skip`-th of a window to `stop`, read block by block."""
+        """Return stream positions from the `skip`-th of a window to `stop`, read block by block."""
         blocks = slice(window * self._window_blocks, (window + 1) * self._window_blocks)
         starts, counts = self._block_starts[blocks], self._block_counts[blocks]
         rows = int(counts.sum())
@@ -391,14 +396,14 @@ class EpochOrder:
         return _merge_near(read[wanted], of_block[wanted], places[wanted])
 
     def _gather(self, rows: IntArray) -> StreamPiece:
-        """`rows` (all different, in the order of the stream), read in the order of the files."""
+        """Return reads of `rows`, all different and in stream order, in the order of the files."""
         places = np.argsort(rows, kind="stable")
         ordered = rows[places]
         return _merge_near(ordered, np.searchsorted(self._stops, ordered, side="right"), places)
 
 
 def _merge_near(rows: IntArray, parts: IntArray, places: IntArray) -> StreamPiece:
-    """Read `rows`, ascending inside each part: near ones share one read, parts do not."""
+    """Return reads of `rows`, ascending inside each part; near rows of a part share one read."""
     if not len(rows):
         return StreamPiece(rows, rows, places, 0)
     gaps = np.diff(rows) - 1
@@ -414,7 +419,7 @@ def _merge_near(rows: IntArray, parts: IntArray, places: IntArray) -> StreamPiec
 
 
 def concatenate_ranges(starts: IntArray, counts: IntArray) -> IntArray:
-    """concatenate([arange(s, s + c) for s, c in zip(starts, counts)]), without the loop."""
+    """Return concatenate([arange(s, s + c) for s, c in zip(starts, counts)]), without the loop."""
     skipped = np.repeat(starts - (np.cumsum(counts) - counts), counts)
     return skipped + np.arange(len(skipped), dtype=np.int64)
 

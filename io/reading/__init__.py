@@ -1,3 +1,3 @@
-"""Rows from files to memory."""
+"""Reading rows from files into memory."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Memory for as many bytes as a file says: what cannot be had is an error that names the file."""
+"""Errors that name the file whose contents need more memory than there is."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ __all__ = ["claimed_memory"]
 
 @contextmanager
 def claimed_memory(path: str, what: str, nbytes: int) -> Iterator[None]:
-    """Turn what NumPy and mmap raise inside the block, which asks for `nbytes` bytes for `what` of
-    a file, into DataError.
-    """
+    """Turn errors of allocating `nbytes` bytes for `what` of a file, in the block, to DataError."""
     try:
         yield
     except (MemoryError, OSError, OverflowError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""One parse of the metadata per job: rank 0 examines the files, the others get what it found.
+"""One examination of the files per job, by rank 0, which broadcasts the result.
 
-Opening thousands of files with HDF5 from thousands of ranks at once is what brings metadata servers
-down; the others only open(2) what they read.
+If thousands of ranks open thousands of files with HDF5 at once, metadata servers break down; here
+the other ranks only open(2) the files that they read.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def open_map_together(
     comm: RankGroup,
     access: RemoteAccess | None = None,
 ) -> DataMap:
-    """open_map() on rank 0, and its result, or its error, on all ranks; collective, blocking.
+    """Call open_map() on rank 0 and return its result on all ranks; collective, blocking.
 
-    All ranks see the files under the same path. Raises what open_map() raises, on every rank.
+    All ranks see the files under the same path. What open_map() raises is raised on every rank.
     """
     found: DataMap | Exception | None = None
     if comm.rank == 0:
@@ -50,5 +50,5 @@ def open_map_together(
         raise result
     if not isinstance(result, DataMap):
         raise TypeError(f"rank 0 sent {type(result).__name__}; use the same hsgd on all ranks")
-    # The folder of a cache on disk, and when it was opened, are each rank's own.
+    # Each rank has its own folder for the cache on disk, and its own time of opening.
     return result if result.access is None or access is None else replace(result, access=access)

@@ -1,7 +1,6 @@
-"""libhsgd_io by ctypes: rows of a file to the addresses where a batch wants them.
+"""libhsgd_io by ctypes: copies rows of a file to the addresses where a batch wants them.
 
-The functions give the GIL away while they work. Whoever passes an address keeps what is there
-alive.
+The functions release the GIL while they work. The caller keeps the memory at the addresses alive.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MISMATCH = -2  # HSGD_IO_MISMATCH: a checksum is wrong
 
 Addresses = NDArray[np.uint64]
 BatchRows = NDArray[np.uint64]
-"""Rows of batches, as tasks with `bases` take them: ((batch + 1) << 32) + row; 0 is none."""
+"""Rows of batches, for tasks with `bases`: ((batch + 1) << 32) + row; 0 is no row."""
 
 _BATCH_SHIFT = 32
 MOST_ROWS = 1 << _BATCH_SHIFT  # of a batch
@@ -68,7 +67,7 @@ TASK = np.dtype(
 
 
 def batch_rows(batch: NDArray[np.int64], row: NDArray[np.int64]) -> BatchRows:
-    """Return row row[i], below MOST_ROWS, of batch batch[i]."""
+    """Encode rows `row`, each below MOST_ROWS, of batches `batch`."""
     found = batch + 1
     found <<= _BATCH_SHIFT
     found += row
@@ -76,7 +75,7 @@ def batch_rows(batch: NDArray[np.int64], row: NDArray[np.int64]) -> BatchRows:
 
 
 def addresses_of(rows: BatchRows, bases: Addresses, base_offset: int, row_bytes: int) -> Addresses:
-    """Return where these rows lie in memory; 0 for none. bases: addresses of the batches."""
+    """Return the addresses of `rows`, 0 for no row; `bases` are the addresses of the batches."""
     batch = (rows >> np.uint64(_BATCH_SHIFT)).astype(np.int64) - 1
     row = rows & np.uint64(MOST_ROWS - 1)
     found: Addresses = bases[batch] + np.uint64(base_offset) + row * np.uint64(row_bytes)
@@ -121,29 +120,25 @@ class Staging:
 
 
 class TaskBatch:
-    """Tasks (an array of TASK) that several threads do together, each once.
-
-    keep: what the tasks point at, kept alive with them.
-    """
+    """Tasks (an array of TASK) that several threads share; each is done once."""
 
     def __init__(self, tasks: NDArray[Any], keep: Any) -> None:
         self.tasks = tasks
-        self._keep = keep
+        self._keep = keep  # what the tasks point to
         self._batch = _Batch(tasks.ctypes.data, len(tasks), 0, 0)
 
     def has_work(self) -> bool:
-        """Return whether some task was taken by nobody yet; a hint while threads are at work."""
+        """Return whether there are tasks that no thread has taken; a hint while threads work."""
         return bool(self._batch.next < self._batch.count)
 
     def cancel(self) -> None:
-        """Let no more tasks be taken; those under way go on."""
+        """Let threads take no more tasks; tasks under way go on."""
         self._batch.next = self._batch.count
 
     def work(self, staging: Staging) -> bool:
-        """Do tasks until none is left; True for the thread that finished the last of all.
+        """Do tasks until none is left; True in the thread that finished the last one; blocking.
 
-        Blocks as long as the file system does. Results are in the tasks: status is 0, an errno
-        value, END or MISMATCH.
+        Results are in the tasks: `status` is 0, an errno value, END or MISMATCH.
         """
         return bool(
             _library().hsgd_io_work(ctypes.byref(self._batch), staging.address, staging.nbytes)
@@ -153,9 +148,9 @@ class TaskBatch:
 def move_rows(
     rows: NDArray[Any], places: Addresses, sizes: NDArray[np.int64] | None = None
 ) -> None:
-    """Copy row i of `rows` (contiguous) to address places[i], or nowhere if that is 0.
+    """Copy row i of the contiguous `rows` to address places[i]; 0 skips the row.
 
-    sizes: bytes of each row where they differ; together they are those of `rows`.
+    `sizes` are the bytes of each row if they differ; their sum is rows.nbytes.
     """
     row_bytes = rows.nbytes // len(rows) if len(rows) else 0
     each = None if sizes is None else sizes.ctypes.data
@@ -170,8 +165,10 @@ def crop_image(
     flip: bool,
     scratch: NDArray[np.uint64] | None,
 ) -> NDArray[np.uint64]:
-    """Scale `part` (left, top, width, height) of an image to `to`, mirrored with flip; both are
-    contiguous, of 3 bytes to a pixel, and `to` is a square. Returns memory to pass as `scratch`.
+    """Scale a part of an image to the square `to`; return memory to pass as `scratch` next time.
+
+    `pixels` is (height, width, 3), `to` (size, size, 3), both contiguous. `part` is left, top,
+    width and height in pixels; `flip` mirrors the result.
     """
     height, width, _ = pixels.shape
     left, top, wide, high = part
@@ -190,13 +187,13 @@ def crop_image(
 
 
 def crc32c(values: NDArray[Any], crc: int = 0) -> int:
-    """CRC-32C of the bytes of a contiguous array, going on from `crc`."""
+    """Return the CRC-32C of the bytes of a contiguous array, continued from `crc`."""
     return int(_library().hsgd_io_crc32c(crc, values.ctypes.data, values.nbytes))
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Beside hsgd/errors.py: in an editable installation hsgd.io is another folder."""
+    """Load the library beside hsgd/errors.py; an editable installation has hsgd.io elsewhere."""
     library = ctypes.CDLL(str(Path(hsgd.errors.__file__).with_name("libhsgd_io.so")))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.hsgd_io_work.argtypes = [pointer, pointer, count]

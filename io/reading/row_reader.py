@@ -1,8 +1,8 @@
-"""Reading ranges of rows from the places that a DataMap names.
+"""RowReader: reads ranges of rows from the places that a DataMap names.
 
-Large preadv calls straight into the caller's array where the DataMap allows to bypass HDF5, h5py
-elsewhere. Batches of rows in shuffled order go another way (filler.py, row_copies.py), which comes
-here for what needs h5py or another byte order.
+Data goes by large preadv calls into the caller's array if the DataMap allows to bypass HDF5,
+otherwise by h5py. Shuffled batches are read by filler.py and row_copies.py; they come here for
+rows that need h5py or another byte order.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class WrongChecksum(DataError):
 
 @dataclass
 class ReadStats(RequestCounts):
-    """What was read so far. Written by the reading thread."""
+    """Counters of what was read so far; written by the reading thread."""
 
     bytes_read: int = 0
     preadv_calls: int = 0
     h5py_calls: int = 0
     read_s: float = 0.0
-    direct_refusal: str = ""  # why some file was read through the page cache although asked not to
+    direct_refusal: str = ""  # why a file was read through the page cache despite direct=True
 
 
 class RowReader(Closing):
-    """Reads ranges of rows. Belongs to one thread of one process; opens files when needed.
+    """Reader of ranges of rows, for one thread of one process; opens files when it needs them.
 
     A forked child closes its copies of the descriptors at once, and opens its own when it reads.
-    objects: what reads those behind URLs, for several readers.
+    Several readers may share `objects`, the reader of objects behind URLs.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class RowReader(Closing):
         self._files = SlabFiles(data)
         self._objects = objects or ObjectReader(data.access or RemoteAccess())
         self._hdf5: OrderedDict[int, h5py.File] = OrderedDict()
-        self._inherited = self._hdf5  # after a fork: the parent's, kept so that nothing closes them
+        self._inherited = self._hdf5  # after a fork: the parent's files, kept so that none closes
         self._specs = {spec.name: spec for spec in data.fields}
         self._last_chunk: tuple[tuple[int, str, int], NDArray[Any]] | None = None
         self._stops = list(itertools.accumulate(data.slab_counts))
         self._element_stops: dict[str, list[int]] = {}  # of ragged fields, by slab
-        # Of a packed dataset: reads the samples that the windows go over.
+        # For a packed dataset: reads the samples that its windows consist of.
         self._source: RowReader | None = None
         if data.windows is not None:
             self._source = RowReader(data.windows.source, self.stats, objects)
@@ -98,11 +98,10 @@ class RowReader(Closing):
             self._source.close()
 
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
-        """Fill `out` with rows [start, start + len(out)) of field `name`.
+        """Fill `out` with rows [start, start + len(out)) of field `name`; blocking.
 
-        out: C-contiguous, of the native dtype of the field.
-        Raises DataError, naming the file and the byte range, when it cannot be read or changed
-        since it was examined.
+        `out` is C-contiguous, of the field's dtype in native byte order. Raises DataError, naming
+        file and byte range, if rows cannot be read or the file changed since it was examined.
         """
         began = time.perf_counter()
         done = 0
@@ -115,7 +114,7 @@ class RowReader(Closing):
             extent = slab.extents[name]
             if extent.gathered and self._source is not None:
                 self._source.read_stream(name, (start + done) * part.shape[1], part)
-                self.stats.bytes_read -= part.nbytes  # counted there, and below
+                self.stats.bytes_read -= part.nbytes  # read_stream() counts them, and so do we
             elif extent.refusal:
                 self._read_h5py(number, name, row, part)
             elif extent.chunks is not None:
@@ -147,7 +146,7 @@ class RowReader(Closing):
         return joined
 
     def read_elements(self, number: int, name: str, first: int, out: NDArray[Any]) -> None:
-        """Fill `out` with elements of a ragged field of a slab, from its `first` on, as read()."""
+        """Fill `out` with a slab's elements of a ragged field from `first` on; raises as read()."""
         extent = self.data.slabs[number].extents[name]
         if extent.chunks is not None:
             self._read_chunks(number, name, first, out)
@@ -156,17 +155,16 @@ class RowReader(Closing):
         self.stats.bytes_read += out.nbytes
 
     def read_stream(self, name: str, first: int, out: NDArray[Any]) -> None:
-        """Fill `out` with elements of a ragged field, counted from the first of all slabs, as
-        read().
-        """
+        """Fill `out` with elements, counted over all slabs, of a ragged field; raises as read()."""
         flat = out.reshape(-1, *self._specs[name].shape)
         for number, low, high in self.element_ranges(name, first, first + len(flat)):
             part, flat = flat[: high - low], flat[high - low :]
             self.read_elements(number, name, low, part)
 
     def element_ranges(self, name: str, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Slabs with elements [first, stop) of a ragged field, counted from the first of all slabs;
-        and which of their own elements these are, from where to where.
+        """Yield where elements [first, stop) of a ragged field lie: slab, and range in the slab.
+
+        `first` and `stop` count over all slabs; the ranges [low, high) count inside each slab.
         """
         stops = self._element_stops.get(name)
         if stops is None:
@@ -184,10 +182,11 @@ class RowReader(Closing):
     def read_offsets(
         self, number: int, name: str, start: int, count: int, *, verify: bool = False
     ) -> IntArray:
-        """Where samples [start, start + count) of a slab begin, and where the last ends, counted in
-        elements of the slab. Raises DataError also when that cannot be.
+        """Return where samples [start, start + count) of a slab begin, and where the last ends.
 
-        verify: the samples are one checksum block, whose checksum must be right.
+        The count + 1 offsets are in elements of the slab. With `verify` the samples must be one
+        checksum block, whose checksum is checked. Raises DataError as read(), and for impossible
+        offsets.
         """
         slab = self.data.slabs[number]
         extent = slab.extents[name]
@@ -223,12 +222,12 @@ class RowReader(Closing):
         sizes: IntArray | None = None,
         verify: bool = False,
     ) -> None:
-        """Read samples of slab `number` from its `start` on, each to an address of its own.
+        """Read samples of slab `number` from `start` on, each to its own address; blocking.
 
-        places: one address per sample, 0 for one that nobody wants. Memory there is of the native
-        dtype of the field. first, sizes: of a ragged field, its first element and the bytes of
-        each sample. verify: the samples are one checksum block; when it is not right, DataError
-        comes after the memory was written. Raises DataError as read() does.
+        `places` has one address per sample, 0 to skip it; the memory has the field's dtype in
+        native byte order. For a ragged field, `first` is its first element, and `sizes` are the
+        bytes of each sample. With `verify` the samples must be one checksum block; if its checksum
+        is wrong, WrongChecksum is raised after the memory was written. Raises DataError as read().
         """
         began = time.perf_counter()
         spec = self._specs[name]
@@ -260,11 +259,11 @@ class RowReader(Closing):
                     f"{_place_of(extent, row)} of {name!r} is wrong; restore this file, see hsgd "
                     "data verify"
                 )
-        if extent.chunks is not None:  # read() counts for itself
+        if extent.chunks is not None:  # read() counts its own time
             self.stats.read_s += time.perf_counter() - began
 
     def _forget_rows(self, number: int, name: str, row: int, rows: int) -> bool:
-        """Drop rows, or elements, of a slab from the cache on disk; whether there is one."""
+        """Drop rows, or elements, from the cache on disk; False if there is no such cache."""
         extent, row_bytes = self.data.slabs[number].extents[name], self._specs[name].row_bytes
         if extent.chunks is None:
             return self._forget(number, extent.offset + row * row_bytes, rows * row_bytes)
@@ -280,8 +279,9 @@ class RowReader(Closing):
     def _parts(
         self, number: int, name: str, row: int, rows: int
     ) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Rows, or elements, of a slab that are not read straight to their places, in parts, each
-        with the number of rows before it; a part is valid until the next.
+        """Yield rows, or elements, of a slab in parts, each with the number of rows before it.
+
+        For data that cannot be read straight to its place. A part is valid until the next one.
         """
         slab, spec = self.data.slabs[number], self._specs[name]
         if slab.extents[name].chunks is None:
@@ -298,16 +298,13 @@ class RowReader(Closing):
             yield low, block
 
     def _read_chunks(self, number: int, name: str, row: int, out: NDArray[Any]) -> None:
-        """Fill `out` with rows, or elements, of a slab that lie in chunks."""
         for low, block in self._chunk_rows(number, name, row, len(out)):
             out[low : low + len(block)] = block
 
     def _chunk_rows(
         self, number: int, name: str, start: int, count: int
     ) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Rows [start, start + count) of a slab in parts, in the native dtype, with the number of
-        rows before each; a part is valid until the next.
-        """
+        """Yield rows [start, start + count) of a slab in parts, as _parts() does."""
         chunks = self.data.slabs[number].extents[name].chunks
         assert chunks is not None
         row = start
@@ -322,10 +319,10 @@ class RowReader(Closing):
     def _read_chunk(
         self, number: int, name: str, index: int, *, again: bool = False
     ) -> NDArray[Any]:
-        """The rows of one chunk in the native dtype; the last one stays, for the next range in it.
-        again: the cache on disk was asked to drop it.
+        """Return the rows of one chunk in native byte order; the last chunk stays in memory.
 
-        Raises DataError when it cannot be read or decompressed.
+        `again` is true after the chunk was dropped from the cache on disk. Raises DataError if it
+        cannot be read or decompressed.
         """
         key, slab = (number, name, index), self.data.slabs[number]
         if self._last_chunk is not None and self._last_chunk[0] == key:
@@ -357,13 +354,12 @@ class RowReader(Closing):
         return rows
 
     def _read_direct(self, number: int, extent: Extent, skip: int, out: NDArray[Any]) -> None:
-        """preadv straight into `out`, then fix the byte order."""
+        """Read with preadv straight into `out`, then fix the byte order."""
         self._read_bytes(number, extent.offset + skip, out)
         if extent.stored_dtype != out.dtype:
             out.byteswap(inplace=True)
 
     def _read_bytes(self, number: int, position: int, out: NDArray[Any]) -> None:
-        """Fill `out` with bytes of a slab from `position` on."""
         slab = self.data.slabs[number]
         if (identity := object_identity(slab.identity)) is not None:
             view = out.reshape(-1).view(np.uint8).data
@@ -408,7 +404,7 @@ class RowReader(Closing):
         self.stats.h5py_calls += 1
 
     def _hdf5_file(self, number: int) -> h5py.File:
-        """A slab opened by h5py; the least recently used ones give way."""
+        """Return a slab opened by h5py; close the least recently used one if too many are open."""
         if number in self._hdf5:
             self._hdf5.move_to_end(number)
             return self._hdf5[number]
@@ -419,29 +415,26 @@ class RowReader(Closing):
         file = self._hdf5[number] = open_hdf5(slab.path, cache)
         for name, extent in slab.extents.items():
             if extent.refusal and extent.offsets is None:
-                # This process may not be the one that examined it.
+                # Another process may have examined the file.
                 load_filters(file[stored_name(self.data.group, name)])
         return file
 
     def _abandon(self) -> None:
-        """After fork, in the child: forget h5py files without closing them.
-
-        Closing takes h5py's lock, which a thread of the parent may have held (h5py before 3.14).
-        """
+        """Forget h5py files, in a forked child: to close them takes h5py's lock (before 3.14)."""
         self._inherited = self._hdf5
         self._hdf5 = OrderedDict()
 
 
 def _check_file(path: str, identity: Identity) -> None:
-    if object_identity(identity) is None:  # an object is asked for by its ETag
+    if object_identity(identity) is None:  # requests for objects send the ETag instead
         check_unchanged(path, identity, Path(path).stat())
 
 
 def check_offsets(path: str, name: str, start: int, ends: IntArray, offsets: Offsets) -> None:
-    """Raise DataError when samples from `start` on cannot end at these elements of their slab."""
+    """Raise DataError if `ends` cannot be the ends of the samples from `start` on in their slab."""
     lengths = np.diff(ends)
     inside = ends[0] >= 0 and ends[-1] <= offsets.elements
-    # A negative length is beyond all that are longest, as a number without sign.
+    # As an unsigned number a negative length is larger than `longest`.
     if not inside or lengths.view(np.uint64).max(initial=0) > offsets.longest:
         raise DataError(
             f"{path}: the offsets of samples [{start}, {start + len(lengths)}) of {name!r} are "
@@ -452,8 +445,10 @@ def check_offsets(path: str, name: str, start: int, ends: IntArray, offsets: Off
 def _move_parts(
     block: NDArray[Any], before: int, places: row_copies.Addresses, sizes: IntArray
 ) -> None:
-    """Bytes of samples of different lengths to their places: `block` begins `before` bytes behind
-    the first of them, and may begin and end in the midst of one.
+    """Copy bytes of samples of different lengths to their places.
+
+    `block` begins `before` bytes after the start of the first sample; it may begin and end in the
+    middle of a sample.
     """
     ends = np.cumsum(sizes)
     starts = ends - sizes
@@ -469,7 +464,6 @@ def _move_parts(
 
 
 def _place_of(extent: Extent, row: int) -> str:
-    """Where a row, or element, lies, in words."""
     chunks = extent.chunks
     if chunks is None or row // chunks.rows * 8 >= len(chunks.offsets):
         return f"at row {row}"

@@ -1,4 +1,4 @@
-"""The open files of a dataset: descriptors for preadv, shared by threads, few at a time."""
+"""The open files of a dataset: file descriptors for preadv, shared by threads, few at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..format.opening import Identity, identity_of
 
 __all__ = ["SECTOR_BYTES", "SlabFiles", "check_unchanged"]
 
-SECTOR_BYTES = 4096  # what O_DIRECT asks for, on any disk
+SECTOR_BYTES = 4096  # alignment for O_DIRECT that suits every disk
 _OPEN_FILES = 64  # besides those in use
 
 
@@ -30,9 +30,10 @@ class _File:
 
 
 class SlabFiles:
-    """Descriptors by slab number. Safe to use from several threads; a forked child starts empty.
+    """File descriptors by slab number, for several threads; empty in a forked child.
 
-    direct: open past the page cache (O_DIRECT); direct_refusal says why some file was not.
+    With `direct` files are opened with O_DIRECT, past the page cache; `direct_refusal` says why a
+    file was not.
     """
 
     def __init__(self, data: DataMap, *, direct: bool = False) -> None:
@@ -43,9 +44,9 @@ class SlabFiles:
         _live.add(self)
 
     def acquire(self, number: int) -> tuple[int, int]:
-        """Descriptor of a slab and the alignment that reading it needs; release() it later.
+        """Return a slab's descriptor and the alignment for reads, until release().
 
-        Raises DataError when the file cannot be opened or has changed since it was examined.
+        Raises DataError if the file cannot be opened, or has changed since it was examined.
         """
         slab = self.data.slabs[number]
         with self._lock:
@@ -59,14 +60,13 @@ class SlabFiles:
             return file.descriptor, file.alignment
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Descriptors that were acquired are not used any more."""
         with self._lock:
             for number in numbers:
                 if number in self._files:
                     self._files[number].users -= 1
 
     def leave_direct(self, reason: str) -> None:
-        """Read through the page cache from now on, also with descriptors that are in use."""
+        """Read through the page cache from now on, also with descriptors in use."""
         with self._lock:
             self._direct = False
             self.direct_refusal = self.direct_refusal or reason
@@ -76,7 +76,7 @@ class SlabFiles:
                 file.alignment = 1
 
     def close(self) -> None:
-        """Close all; nobody reads any more."""
+        """Close all files; no thread may read any more."""
         with self._lock:
             while self._files:
                 os.close(self._files.popitem()[1].descriptor)
@@ -87,7 +87,7 @@ class SlabFiles:
             os.close(self._files.pop(number).descriptor)
 
     def _open(self, slab: SlabMap) -> _File:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # which matters to pipes alone
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: never wait for a pipe
         file = None
         if self._direct:
             try:
@@ -112,14 +112,14 @@ class SlabFiles:
         self._files: OrderedDict[int, _File] = OrderedDict()
 
     def abandon(self) -> None:
-        """After fork, in the child: close the copies; the parent's lock may be held."""
+        """Close the copies of the descriptors in a forked child, without the parent's lock."""
         for file in self._files.values():
             os.close(file.descriptor)
         self._forget()
 
 
 def check_unchanged(path: str, identity: Identity, status: os.stat_result) -> None:
-    """Raise DataError when a file is not what it was when it was examined."""
+    """Raise DataError if a file differs from the `identity` that it had when it was examined."""
     size = identity[0]
     if status.st_size < size:
         raise DataError(

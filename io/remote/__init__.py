@@ -1,3 +1,3 @@
-"""Objects behind URLs: ranges of bytes by https or s3."""
+"""Reading objects behind URLs by ranges, over https or s3."""
 
 __all__: list[str] = []

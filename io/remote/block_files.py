@@ -1,13 +1,13 @@
-"""Blocks of objects as files of one folder: whole or not there, checked, and within a limit.
+"""BlockFiles: blocks of objects as files in one folder, complete and checked, within a limit.
 
-The folder serves several processes at once, each of which may be killed anywhere:
+The folder serves several processes at once, each of which may be killed at any point:
 
-    hsgd-ledger   bytes of all files, or more than that; whoever adds one holds a lock on it
-    tmp-*         a block that is being written, locked by its writer; else it is a leftover
-    ab/cdef...    a block, by the SHA-256 of what it is a block of
+    hsgd-ledger   bytes of all files, or more; locked by whoever adds a file
+    tmp-*         a block that is being written, locked by its writer; otherwise a leftover
+    ab/cdef...    a block, by the SHA-256 of its identity
 
-Files that have other names than these are never removed, and a folder or a ledger of another user,
-who could give it wrong blocks, is never taken.
+Files with other names are never removed. A folder or a ledger of another user, who could insert
+wrong blocks, is never used.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import Literal
 
 __all__ = ["BlockFiles", "DiskOptions"]
 
-# A page has a checksum of its own, so that small ranges need not read a whole block.
+# Each page has a checksum, so small ranges need not read a whole block.
 _PAGE_BYTES = 64 << 10
-# Magic, key, bytes; then the checksums of pages, and of all this.
+# Magic, key, bytes; then the checksums of pages, and one of all this.
 _HEADER = struct.Struct("<8s32sQ")
 _MAGIC = b"hsgdblk1"
 _CHECKSUM = struct.Struct("<I")
@@ -41,9 +41,9 @@ _LEDGER, _USED = "hsgd-ledger", struct.Struct("<8sQ")
 _LEDGER_MAGIC = b"hsgdldg1"
 _TEMPORARY = re.compile(r"tmp-[0-9a-f]{16}")
 _SHARD, _BLOCK = re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]{62}")
-_LOCK_S, _POLL_S = 1.0, 0.002  # longest wait for the ledger, after which nothing is kept for long
-_SPARE = 16  # of the limit: freed at once, as the folder is listed for it
-_FULL_S = 30.0  # until a folder that was full, or whose ledger was held, is tried again
+_LOCK_S, _POLL_S = 1.0, 0.002  # longest wait for the ledger; then nothing is kept for _FULL_S
+_SPARE = 16  # 1 / 16 of the limit is freed at once, as the folder must be listed for it
+_FULL_S = 30.0  # pause after the folder was full, or its ledger locked
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.EINTR})
 
 Found = Literal["here", "missing", "damaged"]
@@ -51,23 +51,21 @@ Found = Literal["here", "missing", "damaged"]
 
 @dataclass(frozen=True)
 class DiskOptions:
-    """folder: made if it is not there. since_ns: what was used after that time is not removed to
-    make room. block_bytes: of a block, but for the last of an object.
-    """
+    """Options of the cache on disk."""
 
-    folder: str
-    limit_bytes: int
-    since_ns: int = field(default_factory=time.time_ns)
-    block_bytes: int = 1 << 20
+    folder: str  # made if it does not exist
+    limit_bytes: int  # of all files
+    since_ns: int = field(default_factory=time.time_ns)  # blocks used later are not removed
+    block_bytes: int = 1 << 20  # of each block except for the last of an object
 
 
 class BlockFiles:
-    """The blocks in a folder, by a key of 32 bytes; safe to use from several threads.
+    """The blocks in a folder, by a key of 32 bytes; for several threads.
 
-    With room for no more, the blocks that were used least recently are removed, but none that was
-    used after since_ns: a dataset beyond the limit would else push out its own blocks before they
-    are used again. A folder that cannot be used is a ValueError where it is required, else it is
-    warned of, and nothing is kept.
+    If there is no more room, the least recently used blocks are removed, but none that was used
+    after since_ns: otherwise a dataset larger than the limit would remove its own blocks before it
+    uses them again. A folder that cannot be used raises ValueError if `required`; otherwise it
+    gives a warning, and nothing is kept.
     """
 
     def __init__(self, options: DiskOptions, *, required: bool = True) -> None:
@@ -85,11 +83,11 @@ class BlockFiles:
 
     @property
     def keeps(self) -> bool:
-        """Whether write() would try."""
+        """True if write() would try to keep a block."""
         return not self._off and time.monotonic() >= self._full_until
 
     def read(self, key: bytes, nbytes: int, start: int, out: memoryview) -> Found:
-        """Fill `out` with bytes of a block of `nbytes` from `start` on, or leave it as it is."""
+        """Fill `out` with bytes from `start` on of a block of `nbytes`, or leave it as it is."""
         if self._untrusted:
             return "missing"
         try:
@@ -111,7 +109,7 @@ class BlockFiles:
         return "damaged"
 
     def write(self, key: bytes, block: memoryview) -> None:
-        """Keep a block, if there is room; a disk that takes none ends that with one warning."""
+        """Keep a block if there is room; after a disk error warn once and keep nothing more."""
         if not self.keeps:
             return
         header = _header(key, block)
@@ -130,7 +128,7 @@ class BlockFiles:
                 self._turn_off(error.strerror or str(error))
 
     def remove(self, key: bytes) -> bool:
-        """Drop a block; whether it was there."""
+        """Drop a block; return whether it was there."""
         try:
             os.unlink(self._path(key))
         except OSError:
@@ -167,9 +165,7 @@ class BlockFiles:
 
     @contextlib.contextmanager
     def _reserved(self, nbytes: int) -> Iterator[tuple[int, str] | None]:
-        """The descriptor and path of a new, locked file of that size; None without room. What still
-        has that path at the end is removed.
-        """
+        """Yield descriptor and path of a new, locked file, or None; remove it unless renamed."""
         temporary = f"{self._folder}/tmp-{secrets.token_hex(8)}"
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         descriptor = -1
@@ -180,7 +176,7 @@ class BlockFiles:
                 elif self._make_room(ledger, nbytes):
                     descriptor = os.open(temporary, flags, 0o600)
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.ftruncate(descriptor, nbytes)  # counts from now on
+                    os.ftruncate(descriptor, nbytes)  # its bytes count from now on
             yield None if descriptor < 0 else (descriptor, temporary)
         finally:
             if descriptor >= 0:
@@ -197,9 +193,7 @@ class BlockFiles:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int | None]:
-        """A descriptor of the ledger, which this thread alone holds; None when others do for long,
-        one of them stopped perhaps.
-        """
+        """Lock the ledger for this thread; yield its descriptor, or None after _LOCK_S."""
         end = time.monotonic() + _LOCK_S
         if not self._lock.acquire(timeout=_LOCK_S):
             yield None
@@ -209,13 +203,13 @@ class BlockFiles:
             try:
                 yield ledger if _flock(ledger, end) else None
             finally:
-                fcntl.flock(ledger, fcntl.LOCK_UN)  # also for a copy that a fork has made
+                fcntl.flock(ledger, fcntl.LOCK_UN)  # also if a fork has copied the descriptor
                 os.close(ledger)
         finally:
             self._lock.release()
 
     def _open_ledger(self) -> int:
-        """A descriptor of its own: a forked child has the locks of those it inherits."""
+        """Return a new descriptor of the ledger: a forked child shares locks of inherited ones."""
         path = f"{self._folder}/{_LEDGER}"
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         ledger = os.open(path, flags, 0o600)
@@ -228,11 +222,10 @@ class BlockFiles:
         return ledger
 
     def _pause(self) -> None:
-        """Keep nothing for a while."""
         self._full_until = time.monotonic() + _FULL_S
 
     def _make_room(self, ledger: int, nbytes: int) -> bool:
-        """Count a new file in the ledger, before it is there; False without room for it."""
+        """Count a new file in the ledger before it is made; return False if there is no room."""
         limit = self._options.limit_bytes
         stored = os.pread(ledger, _USED.size, 0)
         used = _USED.unpack(stored)[1] if len(stored) == _USED.size else limit
@@ -245,9 +238,7 @@ class BlockFiles:
         return fits
 
     def _free(self, most: int) -> int:
-        """Remove what was used least recently, if there are more than `most` bytes in the folder,
-        until they are some fewer. Returns how many there are.
-        """
+        """Remove the least recently used blocks above `most` bytes; return the bytes left."""
         used, blocks = self._survey()
         if used <= most:
             return used
@@ -261,13 +252,10 @@ class BlockFiles:
         return used
 
     def _survey(self) -> tuple[int, list[tuple[int, int, str]]]:
-        """Bytes of all files, and of each block when it was used, its bytes and its path. Removes
-        leftovers.
-        """
+        """Return the bytes of all files, and (last use, bytes, path) by block; remove leftovers."""
         used = 0
         blocks: list[tuple[int, int, str]] = []
-        # Temporaries first: one that gets its name meanwhile, perhaps in a folder that was not
-        # there, counts twice rather than not at all.
+        # Temporary files first: one that is renamed meanwhile counts twice, not never.
         for name in filter(_TEMPORARY.fullmatch, os.listdir(self._folder)):
             used += _remove_leftover(f"{self._folder}/{name}")
         for name in filter(_SHARD.fullmatch, os.listdir(self._folder)):
@@ -291,7 +279,7 @@ class BlockFiles:
 
 
 def _refusal(status: os.stat_result) -> str | None:
-    """Why a folder may not be trusted."""
+    """Return why a folder cannot be trusted; None if it can."""
     if status.st_mode & stat.S_IWOTH:
         return f"can be written by all users (mode {stat.S_IMODE(status.st_mode):o})"
     if status.st_uid != os.geteuid():
@@ -300,7 +288,7 @@ def _refusal(status: os.stat_result) -> str | None:
 
 
 def _flock(descriptor: int, end: float) -> bool:
-    """Lock a file before `end` (of time.monotonic); whether that came about."""
+    """Lock a file; return False if that fails until `end` (of time.monotonic)."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -312,7 +300,7 @@ def _flock(descriptor: int, end: float) -> bool:
 
 
 def _remove_leftover(path: str) -> int:
-    """Remove a temporary file that nobody writes; the bytes of one that somebody does."""
+    """Remove a temporary file without a writer; return the bytes of one that has a writer."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -336,7 +324,7 @@ def _header(key: bytes, block: memoryview) -> bytes:
 
 
 def _read_checked(descriptor: int, key: bytes, nbytes: int, start: int, out: memoryview) -> bool:
-    """Fill `out` from an open block; False when anything of it is wrong."""
+    """Fill `out` from an open block; return False if the block is damaged."""
     header_bytes = _HEADER.size + _CHECKSUM.size * (-(-nbytes // _PAGE_BYTES) + 1)
     header = os.pread(descriptor, header_bytes, 0)
     body, checksum = header[: -_CHECKSUM.size], header[-_CHECKSUM.size :]

@@ -1,7 +1,7 @@
-"""One range of one object by HTTP or S3, once: urllib3 and botocore.
+"""Clients for one attempt to read one range of one object, by HTTP (urllib3) or S3 (botocore).
 
-A forked child makes its clients anew. No query and no header gets into a message. Both clients read
-from the socket outside the GIL, and both live on in forked processes.
+A forked child makes new clients. No query and no header appears in a message. Both clients read
+from the socket without the GIL, and both also work in forked processes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .urls import s3_place
 __all__ = ["Answer", "Client", "RequestFailed", "S3Client", "client_for", "s3_client"]
 
 _CONNECTIONS = 64  # kept open to one server
-_CONNECT_S, _READ_S = 10.0, 30.0  # longest silence
+_CONNECT_S, _READ_S = 10.0, 30.0  # longest wait for data
 _MOST_REDIRECTS = 5
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 8.0
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})  # of OpenSSL's X509_V_ERR
-_MOST_CAUSES = 64  # looked at, of an error
+_MOST_CAUSES = 64  # of an error, that are examined
 _PROXY_LOGIN = 407
 _LOGIN = (
     "give it in http_proxy, for https in https_proxy, as http://USER:PASSWORD@HOST:PORT, with "
@@ -36,14 +36,14 @@ _LOGIN = (
 )
 _NO_PROXY = f"the proxy that the environment names is none of http; {_LOGIN}"
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-# A client is made anew where one of these has changed.
+# A new client is made if one of these has changed.
 _S3_SETTINGS = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"),
 )
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")  # below 2**63
 _TUNNEL = re.compile(r"Tunnel connection failed: (\d+)")  # of http.client
-# What comes is what is stored, as far as http.client decodes it. aws-chunked: how it came to S3.
+# Values that do not change the bytes. aws-chunked describes the upload to S3.
 _NOT_ENCODED = {
     "Content-Encoding": ("", "identity", "aws-chunked"),
     "Transfer-Encoding": ("", "identity", "chunked"),
@@ -53,9 +53,13 @@ _SECRETS = re.compile(r"\?\S*|(?<=//)[^/\s@]*@")
 
 
 class RequestFailed(Exception):
-    """A request that brought nothing. status: of the answer, 0 without one. again: whether another
-    try may help. after_s: how long the server asks to wait before it. received: bytes of the range
-    that came before it failed, each of them right.
+    """A request that failed.
+
+    Args:
+        status: of the answer, 0 without one.
+        again: another try may succeed.
+        after_s: how long the server asks to wait before it.
+        received: bytes of the range that arrived before; they are correct.
     """
 
     def __init__(
@@ -72,41 +76,35 @@ class RequestFailed(Exception):
         self.received = received
 
     def delay_s(self, tries: int) -> float:
-        """Seconds to wait after `tries`: more each time, and at random, so that many clients do not
-        come back at once.
-        """
+        """Return the seconds to wait after `tries` tries: exponential, and random per client."""
         longest = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (tries - 1))
         return max(longest * random.uniform(0.5, 1.0), self.after_s)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A range that a server is about to send. start, stop, size: as it says. etag: "" without.
+    """A range that a server is about to send."""
 
-    read_into: next bytes into a buffer, and how many, 0 at the end. finish: with True the
-    connection is used again, all bytes were read.
-    """
-
-    start: int
+    start: int  # this, `stop` and `size` are as the server says
     stop: int
     size: int
-    etag: str
-    read_into: Callable[[memoryview], int]
-    finish: Callable[[bool], None]
+    etag: str  # "" if there is none
+    read_into: Callable[[memoryview], int]  # reads the next bytes into a buffer; 0 at the end
+    finish: Callable[[bool], None]  # True if all was read: the connection is used again
 
 
 class Client(Protocol):
-    """Asks for ranges; safe to use from several threads."""
+    """A client for ranges, for several threads."""
 
     def get(self, url: str, start: int, stop: int, etag: str, end: Limits) -> Answer:
-        """Ask for bytes [start, stop), if the object still has this ETag ("": whatever it has).
-        All of the answer comes within `end`. Raises RequestFailed, and what failure() knows.
+        """Request bytes [start, stop), if the object still has this ETag ("" for any).
+
+        The whole answer must arrive within the limits `end`. Raises RequestFailed, and exceptions
+        that failure() explains.
         """
 
     def failure(self, error: Exception) -> RequestFailed | None:
-        """What an exception of get(), read_into() or finish() means; None when it is none of the
-        network.
-        """
+        """Return the meaning of an exception of the methods; None if not of the network."""
 
 
 class _HttpClient:
@@ -130,7 +128,7 @@ class _HttpClient:
 
     def get(self, url: str, start: int, stop: int, etag: str, end: Limits) -> Answer:
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        if etag.startswith('"'):  # neither a weak one, which never matches, nor a date
+        if etag.startswith('"'):  # not a weak ETag, which never matches, nor a date
             headers["If-Match"] = etag
         with limited(end):
             response = self._follow(url, headers)
@@ -143,7 +141,7 @@ class _HttpClient:
         return _answer(status, headers, tag, response, response.release_conn)
 
     def _follow(self, url: str, headers: dict[str, str]) -> Any:
-        """The answer at the end of the redirects, none of which leaves https."""
+        """Return the answer after all redirects, which must not go from https to http."""
         for _ in range(_MOST_REDIRECTS + 1):
             response = self._pool(url).request(
                 "GET",
@@ -160,7 +158,7 @@ class _HttpClient:
             if response.length_remaining == 0:
                 response.drain_conn()
                 response.release_conn()
-            else:  # nobody needs its body, which may have no end
+            else:  # the body is not needed, and may not end
                 response.close()
             refused = functools.partial(RequestFailed, status=response.status, again=False)
             before = url
@@ -195,7 +193,7 @@ class _HttpClient:
         return None
 
     def _pool(self, url: str) -> Any:
-        """Connections to the server, or to the proxy that the environment names for it."""
+        """Return connections to the server, or to its proxy in the environment."""
         parts = urlsplit(url)
         proxy = getproxies().get(parts.scheme)
         if not proxy or proxy_bypass(parts.netloc):
@@ -206,7 +204,7 @@ class _HttpClient:
             return self._proxies[proxy]
 
     def _connections_to(self, proxy: str) -> Any:
-        """Raises RequestFailed for one of another kind, and never says more of it than that."""
+        """Return connections to a proxy; RequestFailed, without its URL, if it is unsupported."""
         try:
             parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
             login = None
@@ -224,9 +222,7 @@ class _HttpClient:
 
 
 class S3Client:
-    """Credentials, region and endpoint are those that botocore finds. client: botocore's, which
-    tries nothing again.
-    """
+    """botocore's `client` for S3 without retries; it finds credentials, region and endpoint."""
 
     def __init__(self) -> None:
         with needed_for("s3://", "botocore"):
@@ -240,7 +236,7 @@ class S3Client:
         self._signs = session.get_credentials() is not None
         if not self._signs:  # public buckets
             options["signature_version"] = botocore.UNSIGNED
-        # A name of its own for each bucket is what servers other than AWS rarely have.
+        # Servers other than AWS rarely have a host name for each bucket.
         if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
             options["s3"] = {"addressing_style": "path"}
         config = botocore.config.Config(
@@ -254,7 +250,7 @@ class S3Client:
         )
         region = session.get_config_variable("region") or "us-east-1"
         self.client = session.create_client("s3", region_name=region, config=config)
-        # It has no public way to the connections of one client.
+        # botocore has no public access to the connection pools of a client.
         pools = self.client._endpoint.http_session._pool_classes_by_scheme
         pools.update(limit_pools(pools))
         self._errors, self._urllib3 = botocore.exceptions, urllib3
@@ -270,7 +266,7 @@ class S3Client:
         return _answer(status, headers, found.get("ETag", ""), found["Body"])
 
     def failure(self, error: Exception) -> RequestFailed | None:
-        """Return what an exception of `client` means; None when it is none of the network."""
+        """Return the meaning of an exception of `client`; None if it is not one of the network."""
         if isinstance(error, self._errors.ClientError):
             answer = error.response.get("ResponseMetadata", {})
             after = answer.get("HTTPHeaders", {}).get("retry-after", "")
@@ -291,7 +287,7 @@ class S3Client:
             if (refused := _tunnel_refusal(each)) is not None:
                 return refused
         is_odd = facts.get("proxy_url", "").count("//") > 1  # http:// before another scheme
-        if is_odd or isinstance(cause, ValueError):  # whose text may have a part of the login
+        if is_odd or isinstance(cause, ValueError):  # its text may have a part of the login
             return RequestFailed(_NO_PROXY, again=False)
         lost = (
             self._errors.ConnectionError,
@@ -318,7 +314,7 @@ def client_for(url: str) -> Client:
 
 
 def s3_client() -> S3Client:
-    """That of client_for(), for what is not a range. Raises MissingExtra."""
+    """Return the S3 client of this process. Raises MissingExtra."""
     client = client_for("s3:")
     assert isinstance(client, S3Client)
     return client
@@ -327,10 +323,10 @@ def s3_client() -> S3Client:
 def _answer(
     status: int, headers: Any, etag: str, body: Any, release: Callable[[], object] = lambda: None
 ) -> Answer:
-    """What a client got. release: gives the connection of a body that was read back."""
+    """Return a client's answer; `release` gives back the connection of a body that was read."""
 
     def finish(whole: bool) -> None:
-        # The end of a chunked answer must be read before the connection can serve again.
+        # The end of a chunked answer must be read before the connection is used again.
         if whole and not body.read(1):
             release()
         else:
@@ -344,7 +340,7 @@ def _answer(
 
 
 def _range_of(status: int, headers: Any) -> tuple[int, int, int]:
-    """First byte, end and size of the object, by the headers of an answer."""
+    """Return first byte, end and size of the object from the headers of an answer."""
     text = headers.get("Content-Range", headers.get("content-range", ""))
     if status != 206 or not text:
         raise RequestFailed(
@@ -370,7 +366,7 @@ def _range_of(status: int, headers: Any) -> tuple[int, int, int]:
 
 
 def _shown(header: str) -> str:
-    """A header for a message: printable, and its beginning only."""
+    """Return the beginning of a header, printable, for a message."""
     text = ascii(header)[1:-1]
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
@@ -384,7 +380,7 @@ def _refusal(status: int, after: str) -> RequestFailed:
 
 
 def _tunnel_refusal(error: object) -> RequestFailed | None:
-    """Of a proxy that opens no connection to a server of https; None for any other error."""
+    """Return the failure of a proxy that refuses a connection for https; None for other errors."""
     found = _TUNNEL.search(str(error))
     if found is None:
         return None
@@ -396,9 +392,7 @@ def _tunnel_refusal(error: object) -> RequestFailed | None:
 
 
 def _refusal_by_cause(error: BaseException) -> RequestFailed | None:
-    """Of an error that comes from a certificate that is not trusted, or from the limits of an
-    answer; None for any other.
-    """
+    """Return the failure for an untrusted certificate or exceeded limits; None for other errors."""
     import ssl
 
     for found in _causes(error):
@@ -417,7 +411,7 @@ def _refusal_by_cause(error: BaseException) -> RequestFailed | None:
 
 
 def _causes(error: BaseException) -> Iterator[object]:
-    """An error, and what urllib3 and botocore put into it."""
+    """Yield an error and the errors that urllib3 and botocore put into it."""
     waiting: list[Any] = [error]
     for _ in range(_MOST_CAUSES):
         if not waiting:
@@ -444,7 +438,7 @@ _clients = _Clients()
 
 
 def _forget() -> None:
-    """After fork, in the child: connections are the parent's."""
+    """Drop the clients in a forked child: their connections belong to the parent."""
     _clients.__init__()  # type: ignore[misc]
 
 

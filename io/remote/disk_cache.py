@@ -1,4 +1,4 @@
-"""Ranges of objects out of blocks on a local disk; what is not there is fetched, and kept."""
+"""DiskCache: reads ranges of objects from blocks on a local disk, and fetches missing blocks."""
 
 from __future__ import annotations
 
@@ -13,28 +13,25 @@ from .block_files import BlockFiles, DiskOptions
 __all__ = ["DiskCache", "ObjectKey", "RequestCounts", "disk_cache_of"]
 
 _REQUEST_BYTES = 16 << 20  # fetched at once
-_WAIT_S = 120.0  # for another thread that fetches the same block
+_WAIT_S = 120.0  # longest wait for another thread that fetches the same block
 
 Fetch = Callable[[int, memoryview], None]
 
 
 @dataclass
 class RequestCounts:
-    """requests: that were sent. retries: of them, because one before had failed. fetched_bytes:
-    that came from servers. disk_bytes: that came from the cache on disk instead. disk_damaged:
-    blocks that were damaged there.
-    """
+    """Counters of requests."""
 
-    requests: int = 0
-    retries: int = 0
-    fetched_bytes: int = 0
-    disk_bytes: int = 0
-    disk_damaged: int = 0
+    requests: int = 0  # all that were sent
+    retries: int = 0  # those after a failed request
+    fetched_bytes: int = 0  # from servers
+    disk_bytes: int = 0  # from the cache on disk instead
+    disk_damaged: int = 0  # damaged blocks there
 
 
 @dataclass(frozen=True)
 class ObjectKey:
-    """An object as it was opened: what has another size or ETag is another object."""
+    """An object as it was opened; with another size or ETag it is another object."""
 
     url: str
     size: int
@@ -42,7 +39,7 @@ class ObjectKey:
 
 
 class DiskCache:
-    """Reads ranges of objects through the blocks of a folder; safe to use from several threads."""
+    """Reader of ranges of objects through the blocks in a folder, for several threads."""
 
     def __init__(self, options: DiskOptions, *, required: bool) -> None:
         self._files = BlockFiles(options, required=required)
@@ -53,15 +50,13 @@ class DiskCache:
     def read_into(
         self, key: ObjectKey, start: int, out: memoryview, counts: RequestCounts, fetch: Fetch
     ) -> None:
-        """Fill `out` with bytes of an object from `start` on. fetch: fills a buffer from a byte on,
-        or raises; blocks that follow one another are fetched at once.
-        """
+        """Fill `out` from byte `start` on; `fetch` fills a buffer from a byte on, or raises."""
         wanted = _Range(key, start, out, counts)
         missing = [n for n in self._blocks(start, len(out)) if not self._load(wanted, n)]
         while missing:
             claimed = self._claim(key, missing)
             try:
-                # Another thread may have brought some in between.
+                # Another thread may have fetched some in between.
                 lacking = [
                     number for number in claimed if not self._load(wanted, number, claimed=True)
                 ]
@@ -77,7 +72,6 @@ class DiskCache:
             missing = [number for number in others if not self._load(wanted, number)]
 
     def forget(self, key: ObjectKey, start: int, nbytes: int) -> None:
-        """Drop the blocks that hold a range."""
         for number in self._blocks(start, nbytes):
             self._files.remove(self._digest(key, number))
 
@@ -85,9 +79,7 @@ class DiskCache:
         return range(start // self._block_bytes, -(-(start + nbytes) // self._block_bytes))
 
     def _load(self, wanted: _Range, number: int, *, claimed: bool = False) -> bool:
-        """Take what a block has of a range out of its file; False when it is not there. One that is
-        damaged is removed, by the thread that will fetch it.
-        """
+        """Copy a block's part of a range; False without it. If `claimed`, drop a damaged block."""
         low = number * self._block_bytes
         nbytes = min(self._block_bytes, wanted.key.size - low)
         inside, part = wanted.part(low, low + nbytes)
@@ -101,12 +93,12 @@ class DiskCache:
         return found == "here"
 
     def _digest(self, key: ObjectKey, number: int) -> bytes:
-        """The name of a block, of which no other has the content."""
+        """Return the name of a block, which depends on all that determines its content."""
         named = (key.url, key.size, key.etag, self._block_bytes, number)
         return hashlib.sha256(repr(named).encode()).digest()
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[range]:
-        """Blocks that follow one another, as many as one request brings."""
+        """Yield runs of consecutive blocks, each for one request."""
         most = max(1, _REQUEST_BYTES // self._block_bytes)
         first = 0
         for at in range(1, len(numbers) + 1):
@@ -116,7 +108,7 @@ class DiskCache:
                 first = at
 
     def _fetch_run(self, wanted: _Range, run: range, fetch: Fetch) -> None:
-        """Fetch blocks whole and keep them; without room for them only what is wanted."""
+        """Fetch whole blocks and keep them; if there is no room, fetch only the bytes needed."""
         low = run.start * self._block_bytes
         high = min(run.stop * self._block_bytes, wanted.key.size)
         inside, part = wanted.part(low, high)
@@ -133,7 +125,7 @@ class DiskCache:
             )
 
     def _claim(self, key: ObjectKey, numbers: Sequence[int]) -> list[int]:
-        """Those of the blocks that no other thread fetches; this one does from now on."""
+        """Return the blocks that no other thread fetches; from now on this thread does."""
         with self._changed:
             free = [number for number in numbers if (key, number) not in self._fetched_now]
             self._fetched_now.update((key, number) for number in free)
@@ -145,7 +137,7 @@ class DiskCache:
             self._changed.notify_all()
 
     def _wait(self, key: ObjectKey, numbers: Sequence[int]) -> bool:
-        """Until no other thread fetches these; False when that takes too long."""
+        """Wait until no other thread fetches these blocks; return False after _WAIT_S."""
         names = {(key, number) for number in numbers}
         with self._changed:
             return self._changed.wait_for(
@@ -155,22 +147,22 @@ class DiskCache:
 
 @dataclass(frozen=True)
 class _Range:
-    """Bytes of an object that somebody asked for."""
-
     key: ObjectKey
     start: int
     out: memoryview
     counts: RequestCounts
 
     def part(self, low: int, high: int) -> tuple[int, memoryview]:
-        """What lies in bytes [low, high) of the object: where it begins there, and its place."""
+        """Return where bytes [low, high) of the object meet the range, and their place in `out`."""
         first, stop = max(low, self.start), min(high, self.start + len(self.out))
         return first, self.out[first - self.start : stop - self.start]
 
 
 def disk_cache_of(options: DiskOptions, *, required: bool = False) -> DiskCache:
-    """The cache of this process with these options. A folder that cannot be used is a ValueError
-    where it is required, else a warning, and the data comes from the server.
+    """Return the cache of this process with these options.
+
+    A folder that cannot be used raises ValueError if `required`; otherwise it gives a warning, and
+    data comes from the server.
     """
     with _caches.lock:
         cache = _caches.made.get(options)
@@ -189,7 +181,7 @@ _caches = _Caches()
 
 
 def _forget() -> None:
-    """After fork, in the child: the parent's threads may hold the locks."""
+    """Drop the caches in a forked child: the parent's threads may hold their locks."""
     _caches.__init__()  # type: ignore[misc]
 
 

@@ -1,7 +1,7 @@
-"""Answers of HTTP within a time and a number of bytes, whatever the server sends.
+"""Limits of HTTP answers in time and bytes, whatever the server sends.
 
-Both are looked at before each read from the socket: status, headers, bodies of redirects and
-errors, chunks and the rest count alike.
+Both are checked before each read from the socket. Status, headers, bodies of redirects and errors,
+and chunk framing count, too.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ from typing import Any
 
 __all__ = ["AnswerTooLong", "AnswerTooSlow", "Limits", "limit_pools", "limited"]
 
-_FRAME_BYTES = 256 << 10  # headers, and what frames a body, beyond a part of it
+_FRAME_BYTES = 256 << 10  # for headers and chunk framing
 
 
 class AnswerTooSlow(TimeoutError):
-    """The time is over, or nobody waits any more."""
+    """The time is over, or the answer is not needed any more."""
 
 
 class AnswerTooLong(OSError):
-    """The server sends more than was asked for."""
+    """The server sends more bytes than requested."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the answers to one request. end_s: of time.monotonic(). nbytes: that were asked for.
-    stopped: set when nobody waits for them any more.
-    """
+    """Limits of the answers to one request."""
 
-    end_s: float
-    nbytes: int
-    stopped: threading.Event = field(default_factory=threading.Event)
+    end_s: float  # by time.monotonic()
+    nbytes: int  # that were requested
+    stopped: threading.Event = field(default_factory=threading.Event)  # the answer is not needed
 
 
 class _Limited(threading.local):
@@ -48,9 +46,7 @@ _now = _Limited()
 
 @contextmanager
 def limited(limits: Limits) -> Iterator[None]:
-    """Hold the answers to requests of this thread inside the block, of which the last may be read
-    after it, to `limits`.
-    """
+    """Apply `limits` to answers in the block, and to the last one also after it."""
     before, _now.limits = _now.limits, limits
     try:
         yield
@@ -59,7 +55,7 @@ def limited(limits: Limits) -> Iterator[None]:
 
 
 def limit_pools(pools: Mapping[str, Any]) -> dict[str, Any]:
-    """Classes of urllib3's connection pools, by scheme, that heed limited()."""
+    """Return classes of urllib3's connection pools, by scheme, that apply limited()."""
 
     def one(pool: Any) -> Any:
         heeding = {"response_class": _Answer}
@@ -77,7 +73,7 @@ class _Answer(HTTPResponse):
 
 
 class _LimitedSocket(io.RawIOBase):
-    """What comes from a socket. raw: reads from it once."""
+    """The data from a socket; `raw` reads from it once per call."""
 
     def __init__(self, raw: Any, sock: Any, limits: Limits) -> None:
         super().__init__()

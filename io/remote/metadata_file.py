@@ -1,7 +1,7 @@
-"""An object as a file for h5py, which reads the metadata of HDF5 and no samples.
+"""MetadataFile: an object as a file from which h5py reads the metadata of HDF5, not samples.
 
-Slabs of one dataset are alike, so the pages that the first one asked for one by one are fetched of
-the others at once.
+Slabs of one dataset are alike: the pages that the first slab needed, one by one, are fetched
+together for the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REQUESTS = 32  # in flight
 
 
 class MetadataFile(io.RawIOBase):
-    """Read-only. failure: the error that h5py, which hides it behind one of its own, got."""
+    """A read-only file; `failure` is the error that h5py got and hides behind one of its own."""
 
     def __init__(self, url: str, reader: ObjectReader) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class MetadataFile(io.RawIOBase):
         self.failure: DataError | None = None
 
     def __repr__(self) -> str:
-        return self.url  # h5py makes it the name of the file
+        return self.url  # h5py's name for the file
 
     @property
     def pages(self) -> list[int]:
@@ -42,7 +42,7 @@ class MetadataFile(io.RawIOBase):
         return sorted(self._pages)
 
     def fetch(self, pages: Iterable[int]) -> None:
-        """Get pages that are not there yet, those that follow one another at once."""
+        """Fetch missing pages, consecutive ones with one request."""
         last = -(-self.identity[0] // _PAGE_BYTES)
         missing = sorted({page for page in pages if page < last} - self._pages.keys())
         runs = itertools.groupby(enumerate(missing), lambda pair: pair[1] - pair[0])
@@ -92,9 +92,7 @@ class MetadataFile(io.RawIOBase):
 def open_objects(
     urls: Sequence[str], reader: ObjectReader, pages: Sequence[int]
 ) -> list[MetadataFile | None]:
-    """Several objects with these pages of each, many requests at once; None for those that are not
-    there. Raises DataError.
-    """
+    """Open objects and fetch these pages, in parallel; None for missing ones. Raises DataError."""
 
     def one(url: str) -> MetadataFile | None:
         try:

@@ -1,8 +1,8 @@
-"""Ranges of objects, exactly or not at all: tried again, and only of the object that was opened.
+"""ObjectReader: reads ranges of objects, with retries, only of the object that was opened.
 
-What a server sends is checked: range, size, ETag, every byte. urllib3's and botocore's retries
-count tries, not seconds, and begin a range anew whose answer broke in the middle; here it goes on
-from the byte that is missing, within `retry_s`.
+All that a server sends is checked: range, size, ETag, every byte. The retries of urllib3 and
+botocore count tries, not seconds, and start a range again if its answer breaks off; here reading
+continues at the first missing byte, within `retry_s`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,14 @@ __all__ = [
 
 ObjectIdentity = tuple[int, str]  # size, ETag, or Last-Modified where there is none
 
-_PIECE_BYTES = 1 << 20  # of which a connection that breaks may lose a part
-_LEAST_RATE = 50_000  # bytes per second of an answer, beyond these seconds:
-_LEAST_ANSWER_S, _MOST_ANSWER_S = 10.0, 60.0  # between them: what is left of retry_s
+_PIECE_BYTES = 1 << 20  # per read; a connection that breaks may lose a part of it
+_LEAST_RATE = 50_000  # bytes per second of an answer, besides this time:
+_LEAST_ANSWER_S, _MOST_ANSWER_S = 10.0, 60.0  # between these: the rest of retry_s
 
 
 @dataclass(frozen=True)
 class RemoteAccess:
-    """How the objects of a dataset are read. retry_s: how long a range is tried. disk: where what
-    was read is kept.
-    """
+    """How the objects of a dataset are read: for `retry_s` per range, with the cache on `disk`."""
 
     retry_s: float = 60.0
     disk: DiskOptions | None = None
@@ -50,14 +48,14 @@ class ObjectMissing(DataError):
 
 
 class ObjectChanged(DataError):
-    """The object is another than the one that was opened."""
+    """The object is not the one that was opened."""
 
 
 class ObjectReader:
-    """Reads ranges of objects; safe to use from several threads, in any process.
+    """Reader of ranges of objects, for several threads, in any process.
 
-    Once a range was given up, others are asked for once only, until one of them comes: many that
-    wait for a server that is gone do not add up.
+    After a range was given up, others are requested only once each, until one succeeds: so waits
+    for a dead server do not add up.
     """
 
     def __init__(self, access: RemoteAccess) -> None:
@@ -66,14 +64,15 @@ class ObjectReader:
         self._gave_up = False
 
     def stop(self) -> None:
-        """Try nothing again from now on."""
+        """Stop all retries from now on."""
         self._stopped.set()
 
     def open(
         self, url: str, nbytes: int, counts: RequestCounts | None = None
     ) -> tuple[ObjectIdentity, bytes]:
-        """What an object is, and its first bytes, at most `nbytes`. Raises DataError, of an object
-        that is not there ObjectMissing.
+        """Return the identity of an object, and its first bytes, at most `nbytes`.
+
+        Raises DataError; ObjectMissing if there is no such object.
         """
         head = bytearray(nbytes)
         found = self._fetch(url, None, 0, memoryview(head), counts or RequestCounts())
@@ -87,8 +86,9 @@ class ObjectReader:
         out: memoryview,
         counts: RequestCounts | None = None,
     ) -> None:
-        """Fill `out` with bytes of an object from `start` on, from the cache where it has them.
-        Raises DataError; ObjectChanged when it is not the one that was opened.
+        """Fill `out` with bytes of an object from `start` on, from the cache if it has them.
+
+        Raises DataError; ObjectChanged if it is not the object that was opened.
         """
         if not len(out):
             return
@@ -99,15 +99,13 @@ class ObjectReader:
 
         key = ObjectKey(url, *identity)
         if self._disk is not None and key.etag and start + len(out) <= key.size:
-            # Asked for each time: a forked process has one of its own.
+            # Looked up each time: a forked process has its own cache.
             disk_cache_of(self._disk).read_into(key, start, out, counted, fetch)
         else:
             fetch(start, out)
 
     def forget(self, url: str, identity: ObjectIdentity, start: int, nbytes: int) -> bool:
-        """Drop a range from the cache on disk. Whether there is a cache, so that reading again may
-        help; another thread may have dropped the range already.
-        """
+        """Drop a range from the cache on disk; False without a cache: reading again cannot help."""
         if self._disk is None:
             return False
         disk_cache_of(self._disk).forget(ObjectKey(url, *identity), start, nbytes)
@@ -121,9 +119,7 @@ class ObjectReader:
         out: memoryview,
         counts: RequestCounts,
     ) -> ObjectIdentity:
-        """Try until all bytes are there, of an object that is known from the first byte that is
-        missing on. Returns what the object is.
-        """
+        """Try until all bytes are there; with `identity`, go on at the first missing byte."""
         began = time.monotonic()
         tries = done = 0
         while True:
@@ -149,7 +145,6 @@ class ObjectReader:
                     raise _explain(url, identity, (start, stop), failure, tries, spent_s) from None
 
     def _limits(self, out: memoryview, began: float) -> Limits:
-        """Of one answer, to a range that has been tried since `began`."""
         now = time.monotonic()
         answer_s = min(_MOST_ANSWER_S, max(_LEAST_ANSWER_S, self._retry_s - (now - began)))
         return Limits(now + answer_s + len(out) / _LEAST_RATE, len(out), self._stopped)
@@ -158,7 +153,7 @@ class ObjectReader:
 def _fetch_once(
     url: str, identity: ObjectIdentity | None, start: int, out: memoryview, limits: Limits
 ) -> ObjectIdentity:
-    """Ask once, and check what comes. Raises RequestFailed, and ObjectChanged."""
+    """Request a range once, and check the answer. Raises RequestFailed and ObjectChanged."""
     client = client_for(url)
     etag = "" if identity is None else identity[1]
     with _network_errors(client):
@@ -185,7 +180,7 @@ def _fetch_once(
 
 @contextmanager
 def _network_errors(client: Client) -> Iterator[None]:
-    """Turn what the network fails with inside the block into RequestFailed."""
+    """Turn errors of the network inside the block into RequestFailed."""
     try:
         yield
     except RequestFailed:
@@ -200,7 +195,7 @@ def _network_errors(client: Client) -> Iterator[None]:
 
 
 def _read_all(client: Client, answer: Answer, out: memoryview) -> None:
-    """Fill `out`. Raises RequestFailed, which says how many bytes had come."""
+    """Fill `out`. Raises RequestFailed, which says how many bytes arrived."""
     done = 0
     while done < len(out):
         try:

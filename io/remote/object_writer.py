@@ -1,8 +1,7 @@
-"""Files to objects of S3: whole and right, or an error in one line.
+"""ObjectWriter: sends files to S3, complete and correct, or raises an error in one line.
 
-Not s3transfer: it tells the ETag of nothing that it has sent, by which mixed uploads are noticed,
-and takes no Content-MD5 of its parts; botocore's retries count tries, not the seconds of
-`retry_s`.
+s3transfer is not used: it does not return the ETag of what it sent, which shows mixed uploads, and
+takes no Content-MD5 for parts. botocore's retries count tries, not the seconds of `retry_s`.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ __all__ = ["ObjectWriter", "StoredObject", "UnseenObject", "md5_of"]
 _PART_BYTES = 16 << 20  # sent by one request, and kept in memory
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _READ_BYTES = 4 << 20
-_ABANDONED_S = 24 * 3600  # a file whose parts do not come together in a day was given up
-# In an object's metadata: its ETag is not its MD5 if it came in parts, or is encrypted.
+_ABANDONED_S = 24 * 3600  # an upload in parts that takes longer was given up
+# In an object's metadata: the ETag is not the MD5 of an object that is encrypted or came in parts.
 _MD5 = "hsgd-md5"
 _NOT_THERE = frozenset({"NoSuchKey", "404"})
-# Who may not list a bucket gets this answer for objects that are not there, too.
+# Without permission to list a bucket, this is also the answer for missing objects.
 _PERHAPS_THERE = frozenset({"AccessDenied", "403"})
 _AGAIN = frozenset({"BadDigest", "InternalError", "RequestTimeout", "SlowDown"})
 _CREDENTIALS = "check the credentials"
@@ -51,26 +50,21 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StoredObject:
-    """What lies under a key. md5: "" where that is not known. etag: of this very object, as S3
-    answered.
-    """
+    """An object in S3; `md5` is "" if unknown, `etag` is that of this upload, as S3 answered."""
 
     size: int
     md5: str
     etag: str = field(default="", compare=False)
 
     def may_be(self, sent: StoredObject) -> bool:
-        """Say whether it can be what was sent: nothing that the store tells denies it."""
+        """Return whether this can be the object `sent`: nothing known contradicts it."""
         if self.size != sent.size:
             return False
         return "" in (self.md5, sent.etag) or self.md5 == sent.md5 or self.etag == sent.etag
 
 
 class ObjectWriter:
-    """Sends files to S3, and asks what is there; safe to use from several threads.
-
-    retry_s: how long one request is tried.
-    """
+    """Writer of files to S3, for several threads; `retry_s` is how long one request is tried."""
 
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
@@ -78,18 +72,19 @@ class ObjectWriter:
         self._s3 = s3_client()
 
     def stop(self) -> None:
-        """Send nothing more."""
         self._stopped.set()
 
     def check(self, url: str) -> None:
-        """Raise DataError when there is no such bucket, or the credentials do not hold."""
+        """Raise DataError if the bucket does not exist or the credentials are refused."""
         wanted = {**s3_place(url), "Range": "bytes=0-0"}
         with contextlib.suppress(_Absent):
             self._tried(url, "looking for it", "get_object", wanted)["Body"].close()
 
     def find(self, url: str, *, unseen_is_absent: bool = True) -> StoredObject | None:
-        """What lies there. unseen_is_absent: None also where nobody may ask, else UnseenObject.
-        Raises DataError.
+        """Return the object at a URL; None if there is none. Raises DataError.
+
+        If the credentials may not see whether there is one: None, or with unseen_is_absent=False
+        UnseenObject is raised.
         """
         try:
             found = self._tried(url, "looking for it", "head_object", s3_place(url))
@@ -108,12 +103,13 @@ class ObjectWriter:
         return StoredObject(int(found["ContentLength"]), md5, etag)
 
     def remove(self, url: str) -> None:
-        """Remove an object, if it is there. Raises DataError."""
+        """Remove an object if it exists. Raises DataError."""
         self._tried(url, "removing it", "delete_object", s3_place(url))
 
     def send(self, url: str, path: str, md5: str, advance: Callable[[int], object]) -> StoredObject:
-        """Put a file under a key, where it appears whole. md5: of the file. advance: told the bytes
-        of each request that is done. Raises DataError.
+        """Send a file to a URL, where it appears complete. Raises DataError.
+
+        `md5` is that of the file; `advance` is called with the bytes of each request that is done.
         """
         place: dict[str, Any] = {**s3_place(url), "Metadata": {_MD5: md5}}
         size = os.stat(path).st_size
@@ -136,8 +132,10 @@ class ObjectWriter:
         parts: Iterator[bytes],
         advance: Callable[[int], object],
     ) -> Any:
-        """The parts become an object when all are there. What a process left of it that was killed
-        goes, after a day: before, another process may be sending it. Returns what S3 answers.
+        """Send a file in parts, which become an object at the end; return S3's answer.
+
+        Removes the parts of a killed process after a day; earlier, another process may still be
+        sending them.
         """
         key = s3_place(url)
         self._abort_others(url, key)
@@ -157,12 +155,12 @@ class ObjectWriter:
             what = "putting its parts together"
             return self._tried(url, what, "complete_multipart_upload", complete)
         except BaseException:
-            with contextlib.suppress(Exception):  # parts cost money; the first error counts
+            with contextlib.suppress(Exception):  # stored parts cost money; raise the first error
                 self._s3.client.abort_multipart_upload(**upload)
             raise
 
     def _abort_others(self, url: str, key: dict[str, Any]) -> None:
-        # Who may not list or abort leaves them, and so do servers that do not tell the time.
+        # Skipped without permission to list or abort, and if the server does not send the time.
         with contextlib.suppress(DataError, KeyError, ValueError):
             wanted = {"Bucket": key["Bucket"], "Prefix": key["Key"]}
             found = self._tried(url, "listing its parts", "list_multipart_uploads", wanted)
@@ -173,8 +171,10 @@ class ObjectWriter:
                     self._tried(url, "removing parts", "abort_multipart_upload", abort)
 
     def _tried(self, url: str, what: str, operation: str, wanted: dict[str, Any]) -> Any:
-        """The answer of the server, asked until it comes. Raises DataError, of what is not there
-        (or perhaps not, for who may not look) _Absent.
+        """Return the answer of the server; repeat the request until it comes.
+
+        Raises DataError; _Absent if the object does not exist, UnseenObject if it may exist but the
+        credentials may not see it.
         """
         began = time.monotonic()
         tries = 0
@@ -201,11 +201,11 @@ class ObjectWriter:
 
 
 class _Absent(DataError):
-    """There is no such object, as far as one may know."""
+    """There is no such object, as far as the credentials may see."""
 
 
 class UnseenObject(_Absent):
-    """There may be one, for who may look."""
+    """The credentials may not see whether there is such an object."""
 
 
 def _etag_of(answer: dict[str, Any]) -> str:
@@ -214,7 +214,7 @@ def _etag_of(answer: dict[str, Any]) -> str:
 
 
 def md5_of(path: str) -> str:
-    """Return the MD5 of a file, which S3 checks, in hexadecimal digits. Raises DataError."""
+    """Return the MD5 of a file in hexadecimal digits; S3 checks it. Raises DataError."""
     found = hashlib.md5(usedforsecurity=False)
     try:
         with open(path, "rb", buffering=0) as file:
@@ -233,7 +233,7 @@ def _parts(path: str, size: int) -> Iterator[bytes]:
 
 
 def _time_of(answer: dict[str, Any]) -> datetime.datetime:
-    """When the server answered, by its own clock where it says so."""
+    """Return when the server answered, by its own clock if it sends the time."""
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     if date is None:
         return datetime.datetime.now(datetime.timezone.utc)
@@ -241,7 +241,7 @@ def _time_of(answer: dict[str, Any]) -> datetime.datetime:
 
 
 def _checked(body: bytes) -> dict[str, Any]:
-    """A body with what the server checks it against."""
+    """Return a request's body with the MD5 that the server checks."""
     digest = hashlib.md5(body, usedforsecurity=False).digest()
     return {"Body": body, "ContentMD5": base64.b64encode(digest).decode()}
 
@@ -251,7 +251,7 @@ def _changed(path: str) -> DataError:
 
 
 def _code_of(error: Exception) -> str:
-    """What S3 calls an error; "" for one without an answer."""
+    """Return S3's name of an error; "" for an error without an answer."""
     response = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
@@ -264,6 +264,6 @@ def _explain(failure: RequestFailed, code: str, tries: int, spent_s: float) -> s
             "longer (--retry-s)"
         )
     remedy = _REMEDIES.get(code)
-    if remedy is None or "credentials" in named:  # says already that there are none
+    if remedy is None or "credentials" in named:  # already explained
         return f"({named})"
     return f"({named}); {remedy}"

@@ -1,6 +1,6 @@
-"""URLs of objects and folders: which paths are URLs, and how they are put together.
+"""URLs of objects and folders.
 
-URLs with secrets in them are refused: URLs stand in error messages.
+URLs with secrets in them are refused, as URLs appear in error messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def url_of(path: str | os.PathLike[str]) -> str:
-    """Return a URL without a slash at its end. Raises ValueError for one that is not read."""
+    """Return a URL without a slash at its end. Raises ValueError if it cannot be read."""
     text = os.fspath(path)
     scheme, _, rest = text.partition("://")
     shown = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
@@ -43,7 +43,7 @@ def url_of(path: str | os.PathLike[str]) -> str:
 
 
 def names_a_file(url: str) -> bool:
-    """Return whether a URL is that of one HDF5 file, by its ending; others are folders of slabs."""
+    """Return whether a URL is that of one HDF5 file, by its ending, and not of a slab folder."""
     return url.lower().endswith(_FILE_ENDINGS)
 
 
@@ -58,6 +58,6 @@ def parent_url(url: str) -> str:
 
 
 def s3_place(url: str) -> dict[str, Any]:
-    """Bucket and key of an s3 URL, as arguments of its client."""
+    """Return bucket and key of an s3 URL, as arguments for its client."""
     bucket, _, key = url.partition("://")[2].partition("/")
     return {"Bucket": bucket, "Key": key}
