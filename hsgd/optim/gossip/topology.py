@@ -61,7 +61,7 @@ class Topology:
         return list(self._neighbours[rank])
 
     def choose(self, rank: int, turn: int, without: Collection[int] = ()) -> int | None:
-        """Return the peer of `rank` after `turn` choices, not one in `without`; None if none is left."""
+        """Return the next peer of `rank` after `turn` choices, except `without`; None if none."""
         known = self._neighbours[rank]
         if self._in_turn:
             order = [known[(turn + k) % len(known)] for k in range(len(known))]

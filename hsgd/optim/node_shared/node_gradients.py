@@ -168,7 +168,7 @@ class NodeGradients(Gradients):
 
 
 class ClusterGradients(Gradients):
-    """Gradients on several nodes, all in memory shared by the node; a rank's part is averaged as a whole."""
+    """Gradients on several nodes, all in shared memory; a rank's part is averaged as a whole."""
 
     def __init__(
         self, shared: SharedParameters, bounds: Bounds, sparse_as_dense: bool = False

@@ -61,7 +61,7 @@ class ParameterSlice:
     end: int
 
     def of(self, whole: Tensor) -> Tensor:
-        """Return a view of these elements of a contiguous tensor; 1-d unless it has all elements."""
+        """Return a view of these elements of a contiguous tensor; 1-d unless all are."""
         if self.end - self.begin == whole.numel():
             return whole
         return whole.view(-1)[self.begin : self.end]

@@ -23,9 +23,9 @@ from torch import Tensor
 
 __all__ = ["GIVEN_UP", "Engine", "reason_in"]
 
-GIVEN_UP = 1 << 62  # the version that says: nothing comes any more
+GIVEN_UP = 1 << 62  # the version that announces that nothing more comes
 
-# Names of hsgd_dtype by number, and how many of them an element is.
+# Numbers of hsgd_dtype, and how many of its values an element has.
 _DTYPES = {
     torch.float32: (0, 1),
     torch.float64: (1, 1),

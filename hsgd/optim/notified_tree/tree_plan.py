@@ -81,7 +81,7 @@ def share_roots(sizes: Sequence[int], nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors in a segment: a byte per tensor that says whether there is a gradient, then the values."""
+    """Tensors in a segment: a flag byte per tensor (whether there is a gradient), then values."""
 
     offset: int
     flags: int
@@ -192,7 +192,7 @@ class TreePlan:
 
 @dataclass(frozen=True)
 class Team:
-    """A rank's neighbours in both trees of one root; the first ranks of nodes, the leaders, form them."""
+    """A rank's neighbours in both trees of one root, which join the leaders of the nodes."""
 
     rank: int
     size: int
