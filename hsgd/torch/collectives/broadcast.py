@@ -86,7 +86,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Overwrite a tensor with the root's and return it; collective, blocking, not differentiable."""
+    """Overwrite a tensor with the root's and return it; collective, blocking, no gradient."""
     handle = _start(tensor, root_rank, name, process_set, in_place=True, wake=False)
     result: Tensor = synchronize(handle)
     return result

@@ -123,7 +123,7 @@ class Collective:
 
 
 class Bucket:
-    """A flat array of gradients, and its collective; made together by all ranks of `comm`, blocking."""
+    """A flat array of gradients and its collective; made by all ranks of `comm`, blocking."""
 
     LABEL = "optimizer bucket"
 

@@ -63,7 +63,7 @@ class Packing:
                 parameter.grad = view.clone() if keep else None
 
     def _pack_vectors(self, parameters: Sequence[Tensor], views: Sequence[Tensor]) -> bool:
-        """Pack new gradients of all vectors at once, several times faster; return whether it was possible."""
+        """Pack the vectors at once, which is several times faster, if all have new gradients."""
         gradients = list(map(_gradient, parameters))
         if not gradients or gradients[0] is views[0]:
             return False
