@@ -16,9 +16,8 @@ _T = TypeVar("_T")
 class BackgroundThread:
     """A thread that runs submitted tasks one after another; the first task starts it.
 
-    Args:
-        interrupt: ends the running task from another thread. It is called if the program ends
-            without shutdown(), because Python joins such threads before anything else.
+    `interrupt` ends the running task from another thread. It is called if the program ends without
+    shutdown(), because Python joins such threads before anything else.
     """
 
     def __init__(self, name: str, interrupt: Callable[[], None] | None = None) -> None:

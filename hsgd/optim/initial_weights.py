@@ -14,10 +14,7 @@ __all__ = ["broadcast_initial", "broadcast_values"]
 def broadcast_initial(
     comm: Comm, params: nn.Module | Iterable[Tensor], tensors: Sequence[Tensor], root: int = 0
 ) -> None:
-    """Copy the root's `tensors` to all ranks; collective, blocking.
-
-    If `params` is a model, all of its parameters and buffers are copied instead.
-    """
+    """Copy the root's `tensors`, or a model's whole state, to all ranks; collective, blocking."""
     if isinstance(params, nn.Module):
         tensors = [*params.parameters(), *params.buffers()]
     broadcast_values(comm, tensors, root)

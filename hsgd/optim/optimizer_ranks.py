@@ -79,10 +79,7 @@ class OptimizerRanks:
         return members
 
     def before_close(self, method: Callable[[], object]) -> None:
-        """Call a method before the user's communicator closes, unless leave() comes first.
-
-        The method's object is held weakly.
-        """
+        """Call a weakly held method before the user's communicator closes, unless left before."""
         if self._owned:
             return
         call = weakly(method, None)
@@ -110,10 +107,7 @@ class OptimizerRanks:
 
 @contextlib.contextmanager
 def refusals_told(given: Any, what: str) -> Iterator[None]:
-    """Send errors of argument checks in the block to the other ranks, which are in agree().
-
-    Local, but collective and blocking if the block raises.
-    """
+    """Send errors of argument checks to ranks in agree(); local, collective if the block raises."""
     try:
         yield
     except Exception as error:

@@ -16,10 +16,7 @@ __all__ = ["WrappingOptimizer", "check_choice", "tensors_of"]
 
 
 class WrappingOptimizer(Optimizer):
-    """Wraps an optimizer, which keeps groups and state.
-
-    It is a context manager that closes it; after an error, without waiting for other ranks.
-    """
+    """Wraps an optimizer, which keeps groups and state; a context manager that closes it."""
 
     loads_together: ClassVar[bool] = False
     """Whether load_state_dict() is collective, because the state is spread over several ranks."""

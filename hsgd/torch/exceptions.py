@@ -26,10 +26,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job changed.
-
-    `skip_sync`: the state is equal on all ranks and need not be sent again.
-    """
+    """The hosts of an elastic job changed; with `skip_sync` the state is equal on all ranks."""
 
     def __init__(self, skip_sync: bool) -> None:
         self.skip_sync = skip_sync
@@ -47,10 +44,7 @@ class HorovodVersionMismatchError(ImportError):
 
 @contextlib.contextmanager
 def core_errors_as_horovods() -> Iterator[None]:
-    """Raise HorovodInternalError in place of an HsgdError; local.
-
-    ReplicasDiffer stays, since restoring a state does not cure it.
-    """
+    """Raise HorovodInternalError in place of an HsgdError, except ReplicasDiffer; local."""
     try:
         yield
     except ReplicasDiffer:

@@ -66,10 +66,7 @@ class Distributed(torch.optim.Optimizer):
 
     @property
     def overlap_choice(self) -> OverlapChoice:
-        """Whether gradients are reduced during or after backward, and the trial's result; local.
-
-        Not a name of Horovod's.
-        """
+        """When gradients are reduced, and the trial's result; not a name of Horovod's; local."""
         return self._reducer.overlap.choice
 
     def synchronize(self) -> None:

@@ -40,10 +40,7 @@ class HorovodSettings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> HorovodSettings:
-        """Read the environment (default `os.environ`); local.
-
-        Raises ValueError naming an invalid variable.
-        """
+        """Read the environment (default `os.environ`), or raise ValueError naming a variable."""
         environ = os.environ if environ is None else environ
         return cls(
             stall_check=not _flag(environ, "HOROVOD_STALL_CHECK_DISABLE"),

@@ -195,10 +195,9 @@ STRATEGIES: dict[str, _Algorithm] = {
 
 
 def _ranks_of_job(what: str) -> Comm | None:
-    """Return a communicator of the job's ranks for one optimizer; collective, blocking.
+    """Return a communicator for one optimizer; collective, blocking.
 
-    Returns None, local, in an elastic job before the function of elastic.run, where ranks may
-    arrive one by one.
+    Returns None, local, in an elastic job before the function of elastic.run.
     """
     agent = link()
     alone = agent is not None and not agent.is_training
@@ -206,10 +205,7 @@ def _ranks_of_job(what: str) -> Comm | None:
 
 
 def _end_with_job(optimizer: _Restartable) -> _Restartable:
-    """Return the optimizer, whose waits end with the world of an elastic job; local.
-
-    The job holds it weakly.
-    """
+    """Return the optimizer, held weakly; its waits end with the world of an elastic job; local."""
     if link() is not None:
         runtime.current().on_abort.append(weakly(optimizer.abort, None))
     return optimizer

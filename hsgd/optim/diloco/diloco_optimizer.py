@@ -456,8 +456,7 @@ class DiLoCo(RestartableOptimizer):
     def _join(self, comm: Any, steps: int, had: list[tuple[Tensor, Tensor]]) -> None:
         """Form workers that start from the rank with the most steps; collective, blocking.
 
-        `steps` are this rank's; `had` holds its outer weights and velocity per fragment, or
-        nothing.
+        `had` holds this rank's outer weights and velocity per fragment, or nothing.
         """
         group, compression = self._how
         self._waits_for_ranks, self._left, self._aborted = True, False, False

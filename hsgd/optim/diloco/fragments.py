@@ -159,7 +159,7 @@ def _even(parameters: Sequence[Tensor], number: int) -> list[list[Tensor]]:
 
 
 def phases(number: int, period: int) -> list[int]:
-    """Return the step of a period, from 1, after which each fragment takes outer weights; local.
+    """Return the steps of a period, from 1, after which fragments take outer weights; local.
 
     Steps are evenly spaced. Raises ValueError if there are more fragments than steps.
     """

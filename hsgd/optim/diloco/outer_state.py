@@ -155,7 +155,7 @@ def take_outer(
     steps: int,
     had: Sequence[tuple[Tensor, Tensor]],
 ) -> None:
-    """Copy outer weights and velocity of rank `source` to all ranks; collective, blocking.
+    """Copy the outer state of rank `source` to all ranks; collective, blocking.
 
     If its `had` is empty, its weights and zero velocity are used.
     """

@@ -48,9 +48,9 @@ class WorkerComms(OptimizerRanks):
         return int(self.comm.allreduce(np.array([number], np.int64), op, name="DiLoCo")[0])
 
     def furthest(self, steps: int, has_outer: bool) -> tuple[int, int, bool]:
-        """Return the lowest rank with the most steps, its steps, and whether it has outer weights.
+        """Return rank, steps and `has_outer` of the rank to continue from; collective, blocking.
 
-        Ranks with outer weights are preferred. Collective, blocking.
+        It is the lowest rank with the most steps, if possible with outer weights.
         """
         size, rank = self.comm.size, self.comm.rank
         place = steps * size + size - 1 - rank

@@ -297,10 +297,7 @@ class ElasticAveraging(WrappingOptimizer):
         return {**state, "elastic": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; collective, blocking.
-
-        The centre becomes that with the highest version, of equal ones the first worker's.
-        """
+        """Load a state; the newest centre of all workers counts; collective, blocking."""
         self.finish_push()
         own = state_dict.get("elastic", {})
         sizes = [weight.numel() for weight in self._weights()]

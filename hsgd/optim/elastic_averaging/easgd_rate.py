@@ -44,7 +44,7 @@ def default_moving_rate(workers: int) -> float:
 
 
 def greatest_moving_rate(workers: int, *, own_pull: bool = False) -> float:
-    """Return the bound below which workers and centre converge, if pushes are prompt or late.
+    """Return the bound below which workers and centre converge, for prompt and late pushes.
 
     `own_pull`: the centre pulls with a separate rate, of at most 1.
     """

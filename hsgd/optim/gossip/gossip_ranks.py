@@ -61,9 +61,9 @@ class GossipRanks(OptimizerRanks):
                 parameter.grad.copy_(gradient)
 
     def tell_group(self, vectors: Sequence[Tensor], changed: bool) -> bool:
-        """Copy the first rank's vectors to the group if they have changed; collective, blocking.
+        """Copy the first rank's vectors to its group if it `changed` them, and return whether it did.
 
-        Returns whether they have.
+        Collective in the group, blocking.
         """
         assert self.inside is not None, "there are groups"
         flag = np.array([changed], np.uint8)

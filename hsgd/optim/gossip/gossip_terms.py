@@ -63,10 +63,7 @@ def terms_of(
     params: nn.Module | Sequence[Tensor],
     buffers: Sequence[Tensor],
 ) -> dict[str, object]:
-    """Return what must be equal on all ranks; local.
-
-    Triggers may differ between ranks, except if partners must meet in the same steps.
-    """
+    """Return what must be equal on all ranks; the trigger only if partners meet; local."""
     terms = {**options, "topology": described(options["topology"]), "outer": rule}
     if rule is not None:
         terms["trigger"] = trigger

@@ -91,9 +91,9 @@ class Turns:
         return due
 
     def _is_met(self) -> bool:
-        """Return whether this turn's peer has just asked this rank, so that the pair is done.
+        """Return whether this turn's peer has recently asked this rank.
 
-        "Just" is less than half of the time since the last call ago.
+        "Recently" is less than half of the time since the last call ago.
         """
         return self._met_next and 2 * (self._silent - 1) < self._since_call
 

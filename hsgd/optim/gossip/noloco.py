@@ -47,10 +47,7 @@ class NoLoCo:
             raise ValueError(f"NoLoCo: pull is {self.pull}; give 0 or more, or None for lr")
 
     def step(self, weights: Tensor, velocity: Tensor, progress: Tensor, mean: Tensor) -> None:
-        """Make one step of `weights`, in place; local.
-
-        `progress` is its mean over the pair, `mean` that of the pair's outer weights.
-        """
+        """Step in place; `progress` and `mean` (of outer weights) are the pair's means; local."""
         pull = self.lr if self.pull is None else self.pull
         velocity.mul_(self.momentum).add_(progress, alpha=self.lr)
         velocity.add_(mean - weights, alpha=pull)
@@ -143,10 +140,7 @@ class OuterRounds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state on all ranks together, since partners must agree on the round.
-
-        Raises ValueError for a round that this job has already passed.
-        """
+        """Load a state on all ranks together; raises ValueError for a round already passed."""
         if state["rounds"] < self._number:
             raise ValueError(
                 f"Gossip: this state is of round {state['rounds']}, the job is at {self._number}; "

@@ -72,7 +72,7 @@ class LARS(Layerwise):
         trust_clip: the ratio becomes min(trust / lr, 1). Default False.
         zero_norm: if |w| or the other norm is 0, "unit": the ratio is 1 (default), "plain": there
             is no decay either and nothing is clipped.
-        nesterov: the step is m * v + d instead of v, where d was added to v. Default False.
+        nesterov: the step is m * v + d instead of v; d is what was added to v. Default False.
         preset: "mlperf", "timm", "apex_larc", "lightning_bolts", "torch_optimizer", "simclr" or
             "default": other defaults for the options above.
 

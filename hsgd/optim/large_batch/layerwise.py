@@ -60,8 +60,7 @@ class Layerwise(Optimizer):
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load options and state; local.
 
-        torch casts state to the parameter's dtype, so the float32 buffers of 16-bit parameters are
-        taken from `state_dict` itself.
+        torch casts state to the parameter's dtype, so float32 buffers are taken from `state_dict`.
         """
         super().load_state_dict(state_dict)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])

@@ -41,10 +41,7 @@ class Gradients:
         self._addresses = [0 if view is None else view.data_ptr() for view in views]
 
     def take(self, index: int, *, made_by_hand: bool = False) -> None:
-        """Move a new gradient to the memory that others read, as its parameter's .grad; local.
-
-        Raises TypeError for sparse ones, unless they are made dense.
-        """
+        """Move a new gradient to where others read it; raises TypeError for sparse ones; local."""
         parameter, view = self._parameters[index], self._views[index]
         grad = parameter.grad
         if grad is None:
@@ -77,10 +74,7 @@ class Gradients:
             parameter.grad = (parameter.grad.detach() if view is None else view).zero_()
 
     def complete(self) -> list[int]:
-        """Take gradients assigned by hand, and zero missing ones; local.
-
-        Returns 1 for each parameter that has a gradient here, else 0.
-        """
+        """Take assigned gradients, zero missing ones; return 1 per parameter with one, else 0."""
         came = []
         for index, parameter in enumerate(self._parameters):
             grad, view = parameter.grad, self._views[index]
@@ -146,10 +140,7 @@ class NodeGradients(Gradients):
         ]
 
     def mean(self, piece: ParameterSlice, out: Tensor | None = None) -> Tensor:
-        """Average a piece over the ranks into `out`, or in place; local.
-
-        All ranks must have called complete(), and take no new gradients meanwhile.
-        """
+        """Average a piece, into `out` or in place; all ranks must have called complete(); local."""
         own = self.part(piece)
         if self._local.size == 1:
             return own

@@ -58,10 +58,7 @@ def _reported(method: _Method) -> _Method:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Pieces that one optimizer updates together.
-
-    The mean of their gradients is computed in `means` if it fits there, else in place.
-    """
+    """Pieces that one optimizer updates together, with room for most of their mean gradients."""
 
     pieces: list[ParameterSlice]
     parts: list[nn.Parameter]
@@ -359,10 +356,7 @@ class NodeSharedOptimizer(Optimizer):
         return self._gradients.part(piece)
 
     def _share_state(self) -> None:
-        """Move new optimizer state into shared memory; collective if there is any.
-
-        The names of the state are the same on all ranks.
-        """
+        """Move new optimizer state into shared memory; collective if there is any."""
         for name in _STATE[self._kind]:
             for dtype in self._shared.counts:
                 self._share_named(name, dtype)

@@ -441,10 +441,7 @@ class NotifiedTree(WrappingOptimizer):
                 raise
 
     def _fill(self, part: Part, gradients: list[Tensor | None]) -> None:
-        """Copy a part's share of a layer's gradients into its block.
-
-        Gradients are left in the order of their parameters, for the next part.
-        """
+        """Copy a part's share into its block; leaves gradients in the order of their parameters."""
         flags, views = self._blocks[part.index]
         with torch.no_grad():
             for index, (stretch, view) in enumerate(zip(part.stretches, views, strict=True)):

@@ -23,10 +23,7 @@ __all__ = ["Roots", "check_threads", "terms_of"]
 def terms_of(
     optimizer: Optimizer, model: nn.Module, options: Mapping[str, Any], *, whole_step: bool
 ) -> dict[str, object]:
-    """Return what must be equal on all ranks, options and the model; local.
-
-    Raises ValueError for invalid arguments. `whole_step`: there is a before_update.
-    """
+    """Check the arguments, and return what must be equal on all ranks; local."""
     _check_arguments(optimizer, layers_of(model), options["arity"], options["part_bytes"])
     _check_roots(options["roots"], whole_step)
     return {**options, "optimizer": type(optimizer).__name__, **layout_terms(model)}

@@ -92,10 +92,7 @@ class Engine:
         self._window.put_notify(None, team.members[0], slot, version)
 
     def set_rules(self, version: int, rules: list[_native.LarsRule]) -> None:
-        """Set the rules of a step, before its first gradient.
-
-        With them the engine updates parts whose tensors are known, without `update`.
-        """
+        """Set the rules for updates without `update`, before a step's first gradient."""
         if (tree := self._tree) is not None:
             tree.set_rules(version, rules)
 
@@ -116,10 +113,7 @@ class Engine:
             self._thread.join()
 
     def sent(self) -> list[tuple[int, int, float, float]]:
-        """Return layer, target rank, begin and end of recent sends to other nodes.
-
-        Times are seconds of time.monotonic(). Empty after the end.
-        """
+        """Return layer, target, begin and end (time.monotonic()) of recent sends between nodes."""
         sent = tree.sent() if (tree := self._tree) is not None else []
         parts = self._plan.parts
         return [(parts[part].layer, target, begin, end) for part, target, begin, end in sent]
@@ -139,10 +133,7 @@ class Engine:
     # --- set-up ---
 
     def _inputs(self, part: int) -> list[tuple[int, int, tuple[int, int]]]:
-        """Return slot, writer, and (rank, offset) of memory of all gradients that a leader adds.
-
-        They are in the order of the sum: local ranks, then child nodes.
-        """
+        """Return slot, writer and memory (rank, offset) of a leader's inputs, in sum order."""
         team, plan = self._teams[part], self._plan
         own = plan.own[part].offset
         inputs = [(plan.own_slot(part), team.rank, (team.rank, own))]

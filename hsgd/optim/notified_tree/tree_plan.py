@@ -50,9 +50,9 @@ def spread_children(node: int, arity: int, nodes: int) -> list[int]:
 
 
 def best_arity(nodes: int, shared_roots: bool = False) -> int:
-    """Return the smallest k with the least k * levels, as a node sends k times per level.
+    """Return the least k with the least k * levels; a node sends k times per level.
 
-    `shared_roots`: the largest such k. Then all nodes send equally much for any k, and fewer levels
+    `shared_roots`: the greatest such k. Nodes then send equally much for any k, and fewer levels
     wake fewer threads.
     """
 
@@ -67,10 +67,7 @@ def best_arity(nodes: int, shared_roots: bool = False) -> int:
 
 
 def share_roots(sizes: Sequence[int], nodes: int) -> list[int]:
-    """Return the root node of each layer: largest layers first, each to the least loaded node.
-
-    Layers of equal size go to the nodes in turn.
-    """
+    """Return each layer's root node: largest layers first, each to the least loaded node."""
     roots, loads = [0] * len(sizes), [0] * nodes
     for layer in sorted(range(len(sizes)), key=lambda layer: -sizes[layer]):
         root = min(range(nodes), key=loads.__getitem__)
@@ -243,11 +240,7 @@ class Team:
 def teams_of(
     rank: int, nodes: Sequence[int], arity: int | None, sizes: Sequence[int], shared: bool
 ) -> list[Team]:
-    """Return a rank's neighbours for each layer.
-
-    `nodes` has the node of each rank, `sizes` the bytes of each layer; an `arity` of None is the
-    best one; `shared` divides the roots among all nodes.
-    """
+    """Return a rank's neighbours for each layer; `nodes` has the node of each rank."""
     count = len(set(nodes))
     spread = best_arity(count, shared) if arity is None else arity
     roots = share_roots(sizes, count) if shared else [0] * len(sizes)

@@ -71,10 +71,7 @@ class Updater:
             self._twin.state[shadow] = self._optimizer.state[parameter]
 
     def snapshot(self) -> Options:
-        """Return a copy of the current options.
-
-        Raises ValueError for options with which stretches cannot be updated.
-        """
+        """Return a copy of the options, or raise ValueError if stretches cannot use them."""
         if self._cut and not updates_elements(self._optimizer):
             raise ValueError(
                 "NotifiedTree: dampening or maximize was set after large layers were cut into "
@@ -113,10 +110,7 @@ class Updater:
     def update(
         self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
     ) -> KernelOperands | None:
-        """Make one step on these stretches; a gradient of None is no gradient.
-
-        Returns the addresses for the kernel's next update, if it can do without this method.
-        """
+        """Make one step on these stretches; return addresses if the kernel can do the next one."""
         places = self._update_natively(stretches, options)
         if places is not None:
             return places
@@ -164,10 +158,7 @@ class Updater:
         return places
 
     def _buffer(self, parameter: nn.Parameter) -> Tensor:
-        """Return the momentum, as torch.optim.SGD keeps it, in the parameter's memory order.
-
-        Initial zeros lead to what SGD starts with.
-        """
+        """Return the momentum in the parameter's memory order; SGD's first one follows from zeros."""
         state: dict[str, Tensor | None] = self._optimizer.state[parameter]
         buffer = state.get("momentum_buffer")
         if buffer is None:

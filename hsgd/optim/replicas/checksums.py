@@ -46,10 +46,7 @@ def layout_sum(name: str, tensor: Tensor) -> int:
 
 
 def value_sums(tensor: Tensor, begin: int, end: int) -> Iterator[int | Tensor]:
-    """Yield sums of words [begin, end) of a tensor in memory order, each on its device; local.
-
-    It blocks on the CPU only.
-    """
+    """Yield sums of words [begin, end) in memory order, on the device; blocks on the CPU only."""
     if begin >= end:
         return  # not readable: see word_count()
     values = _without_gaps(tensor)

@@ -68,10 +68,7 @@ class FixedPeriod(_IgnoresWeights):
 
 
 class JitteredPeriod(_IgnoresWeights):
-    """Fires every `period` steps on average, at intervals uniform from 1 to 2 * period - 1.
-
-    `seed` should differ between ranks, or all draw the same intervals.
-    """
+    """Fires at random intervals from 1 to 2 * period - 1; give each rank another seed."""
 
     def __init__(self, period: int, seed: int = 0) -> None:
         self.period, self.seed = _period(period), seed

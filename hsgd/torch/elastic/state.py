@@ -120,10 +120,7 @@ class ObjectState(State):
 
 
 class TorchState(ObjectState):
-    """A state of models, optimizers and samplers, each with a handler, and of other objects.
-
-    All are attributes, given as `model`, `optimizer` or other keywords.
-    """
+    """A state of models, optimizers, samplers and other objects, which are its attributes."""
 
     def __init__(
         self,

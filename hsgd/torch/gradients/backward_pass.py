@@ -25,9 +25,8 @@ _watching: list[BackwardPass] = []  # watchers of running passes
 class BackwardPass:
     """Watches backward passes of autograd.
 
-    Args:
-        wake: called by hooks with their parameter while `due`.
-        ended: called before backward() returns; backward() raises its errors.
+    Hooks call `wake` while `due`. `ended` is called before backward() returns, which raises its
+    errors.
     """
 
     def __init__(self, wake: Callable[[Tensor], None], ended: Callable[[], None]) -> None:

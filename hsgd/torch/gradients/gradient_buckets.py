@@ -88,10 +88,7 @@ class Options:
 
 @dataclass
 class Collective:
-    """The allreduce of a bucket, without its memory.
-
-    `label` must be equal on all ranks, or calls do not match; `dtype` is that on the way.
-    """
+    """The allreduce of a bucket, without its memory; `label` must be equal on all ranks."""
 
     comm: Comm
     label: str

@@ -64,10 +64,7 @@ class Overlap:
         return OverlapChoice(self.active, self._left, during_s, after_s)
 
     def begin(self, buckets: int) -> None:
-        """Start the trial, again for new buckets; local, in the same step of all ranks.
-
-        Does nothing if a trial has ended before, or there is nothing to try.
-        """
+        """Start a trial for new buckets, unless one has ended; local, on all ranks."""
         if self.wanted != "auto" or self._found_s is not None:
             return
         self._left = len(_PLAN) if buckets > 1 else 0

@@ -44,19 +44,16 @@ class Packing:
             self._pack_each([self.parameters[index]], [self.views[index]])
 
     def pack(self) -> None:
-        """Adopt all gradients that are not views yet.
-
-        Frozen parameters without a gradient add zeros, and stay without.
-        """
+        """Adopt all gradients that are not views yet; frozen parameters without one add zeros."""
         with torch.no_grad():
             if not self._pack_vectors(*self._vectors):
                 self._pack_each(*self._vectors)
             self._pack_each(*self._others)
 
     def release(self, *, keep: bool) -> None:
-        """Take the gradients out of the array, as copies or with `keep` False as None; local.
+        """Take the gradients out of the array: with `keep` as copies, else set to None; local.
 
-        Use None if a collective may still write to the array.
+        Do not keep them if a collective may still write to the array.
         """
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is view:

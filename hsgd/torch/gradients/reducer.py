@@ -162,10 +162,7 @@ class GradientReducer:
         self._with_joined = False
 
     def close_round(self) -> None:
-        """Reduce open gradients, so that ranks stay together; collective then.
-
-        In a new job they are dropped, since it has other ranks.
-        """
+        """Reduce open gradients (collective), or drop them in a new job, which has other ranks."""
         if self._job is not runtime.latest():
             self._start_anew(keep=True)
         elif self.open:
@@ -215,11 +212,7 @@ class GradientReducer:
             self._hooks[parameter] = handle
 
     def _came(self, parameter: Tensor) -> None:
-        """Process a gradient; the full hook.
-
-        It is for parameters that are new, complete a bucket, or are so large that they are copied
-        while in the cache. Others have the fast BackwardPass.hook().
-        """
+        """Process a gradient of a parameter that is new, large, or completes a bucket."""
         if self._job is not runtime.latest():
             self._start_anew(keep=True)
         if self._alone:
@@ -434,11 +427,7 @@ class GradientReducer:
         return self._comm
 
     def _start_anew(self, *, keep: bool) -> None:
-        """Reset to the state without gradients, in the current job; local.
-
-        `keep` keeps the gradients' values; not after an error, when those in buckets may still
-        change.
-        """
+        """Reset to no gradients, in the current job; local. Do not `keep` values after an error."""
         for bucket in self._buckets:
             bucket.packing.release(keep=keep)
         if self._job is not None and self._stand_in is not None:

@@ -118,10 +118,7 @@ def _start(comm: Any, settings: HorovodSettings, agent: AgentLink | None) -> run
 
 
 def _report(job: runtime.Runtime) -> None:
-    """Print this rank's counters, unless it leaves by an error.
-
-    A thread in a collective that waits for this rank may then hold them.
-    """
+    """Print this rank's counters, except after an error, when a waiting thread may hold them."""
     if failing_with() is not None:
         return
     with contextlib.suppress(HsgdError):  # a communicator is closed already
@@ -226,10 +223,7 @@ def rocm_built() -> bool:
 
 
 def metrics() -> Counters:
-    """Return calls, bytes and seconds of this rank's collectives since init(); local.
-
-    Not a name of Horovod's.
-    """
+    """Return calls, bytes and seconds of this rank's collectives since init(); hsgd only; local."""
     return runtime.current().metrics()
 
 

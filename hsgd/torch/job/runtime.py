@@ -210,10 +210,7 @@ class Runtime:
             comm.keep_records(capacity)
 
     def register_own(self, ranks: Sequence[int]) -> tuple[int | None, list[int]]:
-        """Register sets if each rank names only its own; collective over all ranks.
-
-        Returns number and ranks of this rank's set.
-        """
+        """Register sets if each rank names only its own; collective. Returns number and ranks."""
         wanted = sorted(ranks)
         octets = hashlib.blake2b(repr(wanted).encode(), digest_size=8).digest()
         digests = self.comm.allgather(np.frombuffer(octets, np.int64)).tolist()
@@ -226,10 +223,7 @@ class Runtime:
         return numbers[tuple(wanted)], wanted
 
     def private_comm(self, number: int | None, what: str) -> Comm:
-        """Return a communicator of a process set for one user; collective over it, blocking.
-
-        It is closed with the job.
-        """
+        """Return a communicator of a process set until the job closes; collective, blocking."""
         coordinator = self.coordinator(number, what)
         operation = _NewSet(f"{what}.{next(self._private)}", range(coordinator.comm.size))
         self._run(operation, coordinator)
@@ -337,10 +331,7 @@ _jobs: list[Runtime] = []
 
 
 def start(comm: Any, settings: HorovodSettings, threaded: Callable[[Comm], bool]) -> Runtime:
-    """Set up the job; collective, blocking.
-
-    `comm` is as for hsgd.world.init(), threaded(comm) as for Runtime.
-    """
+    """Set up the job; collective, blocking. `comm` is as for hsgd.world.init()."""
     if not _jobs:
         world.init(comm)
         try:
