@@ -111,7 +111,7 @@ def refusals_told(given: Any, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        refusal = error  # `error` is gone when the block ends
+        refusal = error  # Python deletes `error` at the end of the block
 
         def refuse() -> Mapping[str, object]:
             raise refusal

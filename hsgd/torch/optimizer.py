@@ -160,7 +160,6 @@ class Distributed(torch.optim.Optimizer):
 
 
 def _name(names: dict[int, str], groups: Sequence[dict[str, Any]]) -> None:
-    """Add names for parameters that have none."""
     for i, group in enumerate(groups):
         for j, parameter in enumerate(group["params"]):
             names.setdefault(id(parameter), f"allreduce.noname.{i}.{j}")

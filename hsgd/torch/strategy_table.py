@@ -77,7 +77,6 @@ class Request:
 
     @property
     def parameters(self) -> list[Any]:
-        """The optimizer's parameters."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     @property

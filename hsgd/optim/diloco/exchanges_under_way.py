@@ -67,7 +67,7 @@ class ExchangesUnderWay:
         self._queue.append(_UnderWay(fragment, due, done))
 
     def first(self, step: int | None) -> int | None:
-        """Return the fragment of the first exchange if it is due at `step`, or at None."""
+        """Return the fragment of the first exchange if it is due; for None, any exchange is."""
         if not self._queue or (step is not None and self._queue[0].due > step):
             return None
         return self._queue[0].fragment

@@ -415,7 +415,6 @@ class ElasticAveraging(WrappingOptimizer):
         return version, views_of(flat, self._weights())
 
     def _centre_of_all(self) -> list[Tensor]:
-        """Return centre() on all ranks of a group."""
         if self._group is None:
             return self.centre()
         weights = self._weights()
@@ -426,7 +425,6 @@ class ElasticAveraging(WrappingOptimizer):
     # --- set-up ---
 
     def _weights(self) -> list[Tensor]:
-        """Return the tensors that are averaged, at their present places."""
         return [tensor.detach() for tensor in (*self._parameters, *self._buffers)]
 
 

@@ -240,7 +240,6 @@ class Gossip(RestartableOptimizer):
         return Scores(own, float(every.min()), float(every.mean()), mean)
 
     def metrics(self) -> GossipMetrics:
-        """Return this rank's counters; local."""
         exchange = self._exchange()
         traffic = self._earlier if exchange is None else self._earlier.plus(exchange.traffic)
         inside, between = self._global_bytes.tolist()
@@ -419,12 +418,10 @@ class Gossip(RestartableOptimizer):
             self._moments.reset(self.state)
 
     def _exchange(self) -> PairAverager | PairRounds | None:
-        """Return the object through which this rank meets others."""
         rounds = self._rounds  # read once, since abort() runs in other threads
         return self._pairs if rounds is None else rounds.pairs
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
-        """Load everything except outer weights."""
         self._load_wrapped(dict(state_dict), "gossip")
         self._moments.adopt(self.state)
         if (gossip := state_dict.get("gossip")) is not None:
@@ -433,7 +430,6 @@ class Gossip(RestartableOptimizer):
             self._counts.update(gossip["counts"])
 
     def _averaged(self) -> list[Tensor]:
-        """Return all vectors that are averaged."""
         return [*self._flat.vectors, *self._extra.vectors, *self._moments.vectors]
 
     # --- a step ---

@@ -61,7 +61,7 @@ class GossipRanks(OptimizerRanks):
                 parameter.grad.copy_(gradient)
 
     def tell_group(self, vectors: Sequence[Tensor], changed: bool) -> bool:
-        """Copy the first rank's vectors to its group if it `changed` them, and return whether it did.
+        """Copy the first rank's vectors to its group if they `changed` there, and return that.
 
         Collective in the group, blocking.
         """

@@ -58,7 +58,7 @@ class Turns:
         """Record averages and refusals."""
         for entry in done:
             if not entry.committed:
-                self._owed = self._owed or entry.asked  # the next step asks somebody else
+                self._owed = self._owed or entry.asked  # the next step asks another peer
             elif entry.peer == self._yielded:
                 self._yielded = None
             elif not entry.asked and self._topology.mutual:

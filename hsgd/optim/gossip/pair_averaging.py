@@ -278,7 +278,7 @@ class PairAverager:
         if self._closed:
             return []
         self._closed = True
-        if self._window.closed:  # with its communicator
+        if self._window.closed:  # it closes with its communicator
             return []
         try:
             done = self.wait(self._timeout_s)
@@ -404,7 +404,6 @@ class PairAverager:
         return math.sqrt(squares) if squares >= 0 else math.nan
 
     def _collect(self, peer: int) -> list[Averaged]:
-        """Apply the peer's answer if it has come."""
         request = self._open.get(peer)
         if request is None:
             return []
@@ -509,7 +508,6 @@ class _Driver:
 
 
 def _on_other_nodes(neighbours: Sequence[Sequence[int]], nodes: Sequence[int]) -> list[list[int]]:
-    """Return for each rank its neighbours on other nodes."""
     return [
         [peer for peer in of_rank if nodes[peer] != nodes[rank]]
         for rank, of_rank in enumerate(neighbours)
@@ -517,7 +515,6 @@ def _on_other_nodes(neighbours: Sequence[Sequence[int]], nodes: Sequence[int]) -
 
 
 def _parts_of(version: int) -> tuple[int, int, int]:
-    """Return a request's number, stamp and lane."""
     stamped, lane = divmod(version, _LANES)
     return (*divmod(stamped, _STAMPS), lane)
 

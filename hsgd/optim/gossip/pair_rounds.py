@@ -110,7 +110,7 @@ class PairRounds:
             except CollectiveTimeout:
                 continue
             except PeerLost as error:
-                if self._window.test(slots[0]) == sent:  # nothing came before it left
+                if self._window.test(slots[0]) == sent:  # it left without sending
                     self.lost[partner] = str(error)
         return None
 
@@ -119,7 +119,7 @@ class PairRounds:
         if self._closed:
             return
         self._closed = True
-        if not self._window.closed:  # with its communicator
+        if not self._window.closed:  # it closes with its communicator
             for rank, number in self._sent.items():
                 if rank not in self.lost:
                     slot = self._sent_slot(self._rank)

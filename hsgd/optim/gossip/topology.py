@@ -88,7 +88,6 @@ def _named(name: str, rank: int, size: int) -> list[int]:
 
 
 def _lists(spec: Any) -> list[list[int]]:
-    """Return the neighbours of each rank, from a matrix or from lists."""
     if hasattr(spec, "shape"):
         if len(spec.shape) != 2 or spec.shape[0] != spec.shape[1]:
             raise ValueError(

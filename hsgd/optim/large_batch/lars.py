@@ -208,7 +208,7 @@ def suits_the_kernel(weight: Tensor, grad: Tensor, buffer: Tensor | None) -> boo
         return False
     if not (weight.is_cpu and grad.is_cpu and other.is_cpu):
         return False
-    if not (type(weight) in _PLAIN and type(grad) in _PLAIN):  # subclasses may mean something else
+    if not (type(weight) in _PLAIN and type(grad) in _PLAIN):  # subclasses may differ
         return False
     if weight.is_contiguous():
         return grad.is_contiguous() and other.is_contiguous()
@@ -276,7 +276,6 @@ def _update(
 def _momentum_step(
     buffer: Tensor | None, d: Tensor, group: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Return the step for `d`, and the buffer after it."""
     if buffer is None:
         return d, d
     after = buffer * group["momentum"] + d

@@ -32,11 +32,9 @@ class Layerwise(Optimizer):
         super().__init__(params, {"lr": required if lr is None else lr, **options})
 
     def _make_state(self, weight: Tensor, group: dict[str, Any]) -> None:
-        """Create missing state of a parameter."""
         raise NotImplementedError
 
     def _step_group(self, group: dict[str, Any], pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """Update a group's parameters from their gradients."""
         raise NotImplementedError
 
     def __setstate__(self, state: StateDict) -> None:

@@ -60,7 +60,6 @@ class WarmupPolynomialLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
-        """Return each group's rate for the next step."""
         step = min(self.last_epoch, self.total_steps)
         if step < self.warmup_steps:
             return [base * step / self.warmup_steps for base in self.base_lrs]

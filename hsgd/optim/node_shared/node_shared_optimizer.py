@@ -160,7 +160,6 @@ class NodeSharedOptimizer(Optimizer):
     # --- which rank owns what ---
 
     def _terms(self, optimizer: Optimizer, sparse_as_dense: bool) -> dict[str, object]:
-        """Return what must be equal on all ranks; local."""
         self.check_kind(optimizer)
         self._check(optimizer)
         terms = {"optimizer": self._kind.__name__, "sparse_as_dense": sparse_as_dense}
@@ -242,11 +241,9 @@ class NodeSharedOptimizer(Optimizer):
         return _Batch(pieces, parts, means, optimizer)
 
     def _indices(self) -> list[list[int]]:
-        """Return the parameters of each group."""
         return [[self._index[p] for p in group["params"]] for group in self.param_groups]
 
     def _mine(self) -> Iterator[tuple[ParameterSlice, nn.Parameter, dict[str, Any]]]:
-        """Yield this rank's parts, each with its state."""
         for batch in self._batches:
             for piece, part in zip(batch.pieces, batch.parts, strict=True):
                 yield piece, part, batch.optimizer.state.get(part, {})
@@ -444,7 +441,6 @@ class NodeSharedOptimizer(Optimizer):
         self._shared.synchronize()
 
     def _cut(self, value: Any, piece: ParameterSlice) -> Any:
-        """Return a piece's share of a parameter's state."""
         if not isinstance(value, Tensor):
             return value
         if value.dim() and value.shape == self._shared.places[piece.index].shape:

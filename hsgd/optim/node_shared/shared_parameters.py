@@ -48,7 +48,6 @@ class ParameterPosition:
         return self.start + self.count
 
     def view(self, flat: Tensor) -> Tensor:
-        """Return the parameter as a view of such an array."""
         return flat[self.start : self.stop].view(self.shape)
 
 
@@ -94,7 +93,6 @@ class SharedParameters:
         self._move(root)
 
     def _terms(self, root: int) -> dict[str, object]:
-        """Return what must be equal on all ranks; raise ValueError for unsuitable parameters."""
         for index, parameter in enumerate(self.parameters):
             if parameter.device.type != "cpu" or not parameter.is_floating_point():
                 raise ValueError(

@@ -164,7 +164,7 @@ class NotifiedTree(WrappingOptimizer):
             whole_step=whole,
             before_notify=_before_notify,
         )
-        comm.barrier()  # the last one: from here on only notifications
+        comm.barrier()  # the last barrier: only notifications from here on
         self._hook()
         comm.before_close(self._leave)
 

@@ -1,8 +1,8 @@
 """Engine: the thread of a NotifiedTree that sums gradients upwards and passes weights downwards.
 
-Only leaders have a thread; they read and write the segments of the other ranks of their node. The
-work is done in hsgd/csrc/onesided/tree/gradient_tree.hpp, without the GIL, which also explains why
-flow control needs no acknowledgements.
+Only leaders have a thread; they read and write the segments of the other ranks of their node.
+hsgd/csrc/onesided/tree/gradient_tree.hpp does the work without the GIL, and explains why flow
+control needs no acknowledgements.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Updater:
         return places
 
     def _buffer(self, parameter: nn.Parameter) -> Tensor:
-        """Return the momentum in the parameter's memory order; SGD's first one follows from zeros."""
+        """Return the momentum in the parameter's memory order; zeros give SGD's first one."""
         state: dict[str, Tensor | None] = self._optimizer.state[parameter]
         buffer = state.get("momentum_buffer")
         if buffer is None:

@@ -83,7 +83,7 @@ def _is_lost(error: Exception, agent: AgentLink | None) -> bool:
 
 def _leave(agent: AgentLink, lost: Exception) -> None:
     job = runtime.latest()
-    # Process sets number their ranks anew.
+    # Process sets renumber their ranks.
     agent.leave(lost, is_of_world=job is not None and len(job.process_sets()) == 1)
     if job is not None:
         job.abort()  # else shutdown() waits for open operations

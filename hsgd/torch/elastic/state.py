@@ -169,11 +169,9 @@ class StateHandler:
         self.value = value
 
     def save(self) -> None:
-        """Keep a copy; local."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Return to the copy; local."""
         raise NotImplementedError
 
     def sync(self) -> None:

@@ -168,7 +168,6 @@ class Bucket:
 
     @property
     def label(self) -> str:
-        """Current name of its collective."""
         return self.collective.label
 
     def _make_label(self) -> str:

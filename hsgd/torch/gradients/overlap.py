@@ -78,7 +78,7 @@ class Overlap:
             self._ready_s = self._clock()
 
     def end_step(self, comm: Comm) -> None:
-        """Note the time of the step's last result; local, collective at the end of a trial."""
+        """Note the step's last result; local, at the end of a trial collective and blocking."""
         if self._ready_s is None:
             return
         passed_s, self._ready_s = self._clock() - self._ready_s, None

@@ -266,7 +266,6 @@ class GradientReducer:
             self.reduce()
 
     def _look(self) -> None:
-        """Process the gradients that arrived."""
         arrived = self._arrived[:]
         del self._arrived[: len(arrived)]
         if arrived and not self._count_run(arrived):
@@ -449,7 +448,6 @@ class GradientReducer:
         self._end_round()
 
     def _reduce_open(self) -> None:
-        """Reduce open gradients before this rank joins."""
         if self._job is runtime.latest() and self.open:
             self.reduce()
 

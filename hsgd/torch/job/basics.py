@@ -242,7 +242,6 @@ def stop_timeline() -> None:
 
 
 def _communicator(comm: Any) -> Any:
-    """Return the argument for hsgd.world.init()."""
     if comm is None or isinstance(comm, Comm):
         return comm
     if not isinstance(comm, Iterable):

@@ -58,7 +58,6 @@ class Unnamed:
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """Return the next number."""
         with self._lock:
             self.used += 1
             return self.used - 1
@@ -134,7 +133,6 @@ class Runtime:
         return found.ranks
 
     def process_sets(self) -> dict[int, list[int]]:
-        """Return number and global ranks of each process set; local."""
         return {number: known.ranks for number, known in self._sets.items()}
 
     def coordinator(self, number: int | None, what: str) -> Coordinator:

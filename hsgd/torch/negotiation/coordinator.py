@@ -56,7 +56,6 @@ class Operation:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of this rank's input."""
         return 0
 
     @property
@@ -250,7 +249,6 @@ class Coordinator:
                 return True
 
     def _in_queue(self) -> list[Operation]:
-        """Return the operations in the core's queue, in order."""
         with self._changed:
             return [op for op in self._pending.values() if op.handle is not None]
 

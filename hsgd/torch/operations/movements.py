@@ -90,7 +90,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
-    """Return the tensor, or its rows as bytes."""
     if tensor.dtype in CORE_DTYPES:
         return tensor
     width = math.prod(tensor.shape[1:])
