@@ -14,7 +14,7 @@ class Signature(NamedTuple):
     """One rank's description of an operation; cheap to pickle."""
 
     kind: str
-    """The operation: that of its class in hsgd.torch.operations, or "process_set"."""
+    """Kind of operation, such as "allreduce", "adasum", "barrier", "join" or "process_set"."""
     dtypes: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     """One per tensor of a group."""
