@@ -1,7 +1,7 @@
 """Optimizers and training algorithms of hsgd, for any torch model.
 
-Owns the public names of hsgd.optim. LARS, LAMB and the schedule never communicate: wrap an
-optimizer in a DistributedOptimizer to train on many ranks.
+LARS, LAMB and the learning rate schedule do not communicate: wrap the optimizer in a
+DistributedOptimizer to train on many ranks.
 """
 
 from hsgd.optim.diloco.diloco_metrics import DiLoCoMetrics

@@ -1,4 +1,4 @@
-"""Work beside the training, in one thread."""
+"""BackgroundThread: runs tasks in one thread, beside the training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _T = TypeVar("_T")
 
 
 class BackgroundThread:
-    """A thread, started by the first work, that does one work after the other.
+    """A thread that runs submitted tasks one after another; the first task starts it.
 
-    interrupt: ends what it is at, from another thread, where the program ends without shutdown():
-        Python waits for such threads before anything else.
+    `interrupt` ends the running task from another thread. It is called if the program ends without
+    shutdown(), because Python joins such threads before anything else.
     """
 
     def __init__(self, name: str, interrupt: Callable[[], None] | None = None) -> None:
@@ -28,24 +28,23 @@ class BackgroundThread:
             _interruptible.add(self)
 
     def submit(self, work: Callable[..., _T], *arguments: object) -> Future[_T]:
-        """Have it call `work`; local, not blocking."""
+        """Run `work(*arguments)` in the thread; local, not blocking."""
         try:
             return self._pool.submit(work, *arguments)
         except BaseException:
-            # Where Ctrl-C comes while the pool starts its thread, Python knows nothing of that
-            # thread, and waits for it for ever at the end of the program unless it is told to end.
+            # If Ctrl-C arrives while the pool starts its thread, Python would wait for that thread
+            # forever at the end of the program, unless the pool is shut down.
             self._pool.shutdown(wait=False)
             self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
             raise
 
     def shutdown(self, wait: bool = True) -> None:
-        """Let it end: after what was submitted, blocking, or without what has not begun."""
+        """End the thread; wait for all submitted tasks, or drop those not yet begun."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
         if wait:
             _interruptible.discard(self)
 
     def interrupt(self) -> None:
-        """End what it is at; local, never blocks."""
         if self._interrupt is not None:
             self._interrupt()
 

@@ -1,8 +1,4 @@
-"""Tensors of a model as one contiguous vector per dtype, of which they become views.
-
-Owns the vectors. Never communicates. What reads or writes the weights as a whole does so in one
-pass, and without copies.
-"""
+"""Contiguous vectors, one per dtype, that hold the tensors of a model as views."""
 
 from __future__ import annotations
 
@@ -27,10 +23,10 @@ _LINE = 64  # bytes
 
 
 class Flattened:
-    """Moves tensors into `vectors`, 1-d, one per dtype in the order of first sight; local.
+    """Moves tensors into 1-d `vectors`, one per dtype in order of first use; local.
 
-    what: the tensors, for the error. Shapes and values stay; strides become those of contiguous
-    tensors. Raises ValueError for tensors that are not dense floating ones on the CPU.
+    Shapes and values stay; strides become contiguous. Raises ValueError, which calls the tensors
+    `what`, for tensors that are not dense floating ones on the CPU.
     """
 
     def __init__(self, tensors: Iterable[Tensor], what: str = "parameter") -> None:
@@ -48,7 +44,7 @@ class Flattened:
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
         self.vectors: list[Tensor] = []
         self.views: dict[Tensor, Tensor] = {}
-        """The place of each tensor, of its shape."""
+        """The view of each tensor in `vectors`, in the tensor's shape."""
         with torch.no_grad():
             for dtype, group in by_dtype.items():
                 vector = torch.empty(sum(t.numel() for t in group), dtype=dtype)
@@ -60,14 +56,14 @@ class Flattened:
 
 
 def views_of(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return parts of a 1-d tensor, one behind the other, in the shapes of `like`."""
+    """Return consecutive parts of a 1-d tensor, in the shapes of `like`."""
     parts = flat.split([tensor.numel() for tensor in like])  # type: ignore[no-untyped-call]
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 @contextlib.contextmanager
 def values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Give tensors their values back at the end of the block; local."""
+    """Restore the values of the tensors at the end of the block; local."""
     kept = [tensor.clone() for tensor in tensors]
     try:
         yield
@@ -77,19 +73,19 @@ def values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a new 1-d tensor of all elements, which views_of() takes apart."""
+    """Return a new 1-d tensor of all elements; views_of() is the inverse."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def in_memory(memory: Tensor, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Return `count` elements at `offset` of uint8 memory, as a 1-d view."""
+    """Return a 1-d view of `count` elements at byte `offset` of uint8 memory."""
     return memory[offset : offset + count * dtype.itemsize].view(dtype)
 
 
 class Places:
-    """Where vectors lie one behind the other in raw memory, each at a cache line; local.
+    """Offsets of vectors that lie one after another in raw memory, each at a cache line; local.
 
-    like: 1-d tensors. wire_dtype: of floating vectors; None: their own.
+    `like` are 1-d tensors; floating ones are stored as `wire_dtype`, if it is not None.
     """
 
     def __init__(self, like: Iterable[Tensor], wire_dtype: torch.dtype | None = None) -> None:
@@ -104,14 +100,14 @@ class Places:
         self.nbytes = max(end, _LINE)
 
     def views(self, memory: Tensor, begin: int) -> list[Tensor]:
-        """Return the vectors that lie in uint8 memory from `begin` on; local."""
+        """Return the vectors in uint8 memory that start at byte `begin`; local."""
         return [
             in_memory(memory, begin + offset, count, dtype) for offset, count, dtype in self._parts
         ]
 
 
 def square(tensor: Tensor) -> float:
-    """Return |tensor|^2, in float32 at least: 16 bits end at 65504, or at three digits."""
+    """Return |tensor|^2, computed in float32 at least, since 16 bits overflow or lose digits."""
     whole = tensor.reshape(-1)
     if whole.dtype not in (torch.float32, torch.float64):
         whole = whole.float() if whole.is_floating_point() else whole.double()
@@ -119,5 +115,5 @@ def square(tensor: Tensor) -> float:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return a tensor of 16 bits in float32, others as they are."""
+    """Return a 16-bit tensor as float32, other tensors unchanged."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

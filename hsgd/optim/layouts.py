@@ -1,7 +1,4 @@
-"""Names and layouts of the tensors that an optimizer is given, as ranks compare them.
-
-Owns the words. Never communicates.
-"""
+"""Names and layouts of an optimizer's tensors, in the form that ranks compare."""
 
 from __future__ import annotations
 
@@ -14,15 +11,16 @@ __all__ = ["layout_terms", "named_tensors", "strides_of"]
 
 
 def named_tensors(params: nn.Module | Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    """Return tensors with what errors call them: of a model by name, others by number; local."""
+    """Return tensors with their names for errors: a model's by name, others by number; local."""
     if isinstance(params, nn.Module):
         return [(f'parameter "{name}"', tensor) for name, tensor in params.named_parameters()]
     return [(f"parameter {number}", tensor) for number, tensor in enumerate(params)]
 
 
 def layout_terms(params: nn.Module | Sequence[Tensor]) -> dict[str, str]:
-    """Return what must be equal on all ranks of tensors, or of a model's parameters and buffers, by
-    their names: order, dtype, shape, strides, and whether one is frozen; local.
+    """Return order, dtype, shape, strides and freezing of each tensor, by name; local.
+
+    They must be equal on all ranks. Tensors are `params`, or a model's parameters and buffers.
     """
     found = named_tensors(params)
     terms = {}
@@ -40,9 +38,7 @@ def layout_terms(params: nn.Module | Sequence[Tensor]) -> dict[str, str]:
 
 
 def strides_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides, 0 for dimensions of one element, which have no meaning; none for layouts
-    without; local.
-    """
+    """Return strides, 0 for dimensions of size 1; empty for layouts without strides; local."""
     if tensor.layout != torch.strided:
         return ()
     sizes = zip(tensor.stride(), tensor.shape, strict=True)

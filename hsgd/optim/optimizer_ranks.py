@@ -1,7 +1,4 @@
-"""The ranks that an optimizer was given, and the communicators that it splits off them.
-
-Owns these communicators, and what the given one calls before it closes. Never moves weights.
-"""
+"""OptimizerRanks: the ranks of an optimizer, and the communicators that it splits off."""
 
 from __future__ import annotations
 
@@ -29,15 +26,19 @@ _meetings = itertools.count()
 class OptimizerRanks:
     """The ranks of one optimizer; made collectively over them, blocking.
 
-    Args:
-        given: a Comm, a process group of torch.distributed of any backend, or None: this rank
-            alone, local.
-        what: the optimizer, for errors.
-        terms: what its ranks agree on before anything else.
+    Each rank is a worker, unless divide() forms larger ones. Raises what agree() raises, and
+    TypeError for other types of `given`.
 
-    comm: of all ranks. between: of the workers' first ranks; None: this is none. count: of workers.
-    Each rank is a worker, unless divide() makes others.
-    Raises what agree() raises, and TypeError for what has no ranks.
+    Args:
+        given: a Comm, a torch.distributed process group of any backend, or None for this rank alone
+            (local).
+        what: the name of the optimizer, for errors.
+        terms: values that must be equal on all ranks; they are compared first.
+
+    Attributes:
+        comm: all ranks.
+        between: the first ranks of the workers; None on other ranks.
+        count: the number of workers.
     """
 
     def __init__(self, given: Any, what: str, terms: Terms) -> None:
@@ -53,17 +54,16 @@ class OptimizerRanks:
             raise
 
     def split(self, color: int | None) -> Comm | None:
-        """Return a communicator of the ranks with this color, in rank order, which leave() closes;
-        collective, blocking. None without a color.
-        """
+        """Return a communicator per color, in rank order, until leave(); collective, blocking."""
         made = self.comm.split(color, key=self.comm.rank)
         self._made += [made] if made is not None else []
         return made
 
     def divide(self, group_size: int | None, what: str) -> Comm:
-        """Make workers of the ranks of each node, or of `group_size` that follow one another, and
-        return the communicator of this rank's; collective, blocking. Raises ValueError, beginning
-        with `what`, for sizes that do not divide.
+        """Form workers and return the communicator of this rank's worker; collective, blocking.
+
+        A worker has the ranks of a node, or `group_size` consecutive ranks. Raises ValueError, with
+        a message that begins with `what`, if `group_size` does not divide the number of ranks.
         """
         if group_size is None:
             number = self.comm.cross_rank
@@ -79,9 +79,7 @@ class OptimizerRanks:
         return members
 
     def before_close(self, method: Callable[[], object]) -> None:
-        """Have the communicator that was given call a method before it closes, unless leave() comes
-        first; local. Does not keep the method's object, whose end takes this back.
-        """
+        """Call a weakly held method before the user's communicator closes, unless left before."""
         if self._owned:
             return
         call = weakly(method, None)
@@ -91,13 +89,13 @@ class OptimizerRanks:
         self._forget.atexit = False
 
     def abort(self) -> None:
-        """End what waits in the communicators that were made here; local, from any thread."""
+        """Break the communicators made here, which ends waits; local, from any thread."""
         for comm in self._made:
             if not comm.closed:
                 comm.abort()
 
     def leave(self, abort: bool = False) -> None:
-        """Close what was made; `abort`: so that nobody waits for this rank."""
+        """Close the communicators made here; with `abort`, no rank waits for this one."""
         if self._forget is not None:
             self._forget()
         with contextlib.ExitStack() as last_first:
@@ -109,13 +107,11 @@ class OptimizerRanks:
 
 @contextlib.contextmanager
 def refusals_told(given: Any, what: str) -> Iterator[None]:
-    """Check arguments of OptimizerRanks' owner within it: the other ranks, which agree then, are
-    told of what it raises; local, but collective and blocking if it raises.
-    """
+    """Send errors of argument checks to ranks in agree(); local, collective if the block raises."""
     try:
         yield
     except Exception as error:
-        refusal = error  # `error` is gone when the block ends
+        refusal = error  # Python deletes `error` at the end of the block
 
         def refuse() -> Mapping[str, object]:
             raise refusal
@@ -126,9 +122,7 @@ def refusals_told(given: Any, what: str) -> Iterator[None]:
 
 
 def _comm_of(given: Any, what: str) -> tuple[Comm, bool]:
-    """Return what OptimizerRanks means by `given`, and whether it is new; collective over a process
-    group, blocking. Raises TypeError for anything else, and what Comm.over_store raises.
-    """
+    """Return the communicator for `given`, and whether it is new; collective."""
     if isinstance(given, Comm):
         return given, False
     if given is None:
@@ -139,7 +133,7 @@ def _comm_of(given: Any, what: str) -> tuple[Comm, bool]:
             "torch.distributed"
         )
     rank, size = dist.get_rank(given), dist.get_world_size(given)
-    # The number of this rank's meetings may differ from another's: the first rank's counts.
+    # Ranks may have made different numbers of calls, so all use the first rank's number.
     name = [f"hsgd/{what}/{next(_meetings)}/{dist.get_process_group_ranks(given)[0]}"]
     dist.broadcast_object_list(name, src=dist.get_global_rank(given, 0), group=given)
     store = dist.distributed_c10d._get_default_store()
@@ -147,9 +141,7 @@ def _comm_of(given: Any, what: str) -> tuple[Comm, bool]:
 
 
 def weakly(method: Callable[[], _T], gone: _T) -> Callable[[], _T]:
-    """Return a function that calls a method and does not keep its object; local. It returns `gone`
-    if the object is no more.
-    """
+    """Return a function that calls a method of a weakly held object, or returns `gone`; local."""
     found = weakref.WeakMethod(method)
 
     def call() -> _T:

@@ -1,7 +1,4 @@
-"""The base of optimizers that go on with other ranks, after some were lost or have joined.
-
-Owns whether there are ranks, and what is said where there are none. Never communicates.
-"""
+"""RestartableOptimizer: the base of optimizers that continue after ranks came or went."""
 
 from __future__ import annotations
 
@@ -19,39 +16,37 @@ __all__ = ["RestartableOptimizer"]
 
 
 class RestartableOptimizer(WrappingOptimizer, abc.ABC):
-    """Wraps an optimizer, which has the groups and the state; local. It has no ranks until its
-    class has formed them, in `_ranks`.
-    """
+    """Wraps an optimizer, which keeps groups and state; a subclass sets `_ranks`."""
 
     _ranks: OptimizerRanks
 
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer)
         self._waits_for_ranks = True
-        self._left = False  # with the communicator that was given
+        self._left = False  # the communicator that the user gave was closed
         self._aborted = False
 
     def abort(self) -> None:
-        """Leave the other ranks, which get an error where they wait for this one in a collective;
-        local, never blocks, from any thread. restart() may follow.
-        """
+        """Fail collectives that wait for this rank; local, never blocks, from any thread."""
         self._aborted = True
         self._ranks.abort()
 
     @abc.abstractmethod
     def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
-        """Go on with the ranks of another communicator; collective over it, blocking. state_dict: a
-        copy of what this rank's state_dict() gave, to go back there first.
+        """Continue with the ranks of another communicator; collective over it, blocking.
+
+        `state_dict` is a copy of what this rank's state_dict() returned; it is loaded first.
         """
 
     @abc.abstractmethod
     def _leave(self, abort: bool) -> None:
-        """Close what there is. abort: wait for nobody, and let nobody wait for this rank."""
+        """Close all resources; with `abort`, without any rank waiting for another."""
 
     def _share_inner_state(self, group: Comm | None, steps: int) -> None:
-        """Give the ranks of a group, which step on the same gradients, the state of the wrapped
-        optimizer of the lowest one that has taken the most steps; collective, blocking. group:
-        None, where this rank is none of a group. steps: that this rank has taken.
+        """Copy the inner state within a group of ranks; collective, blocking.
+
+        The source is the lowest rank with the most steps. The ranks of a group step on equal
+        gradients; `group` is None on ranks outside of groups.
         """
         if group is None:
             return
@@ -71,13 +66,12 @@ class RestartableOptimizer(WrappingOptimizer, abc.ABC):
         self._lose_ranks()
 
     def _lose_ranks(self) -> None:
-        """No rank waits for this one."""
         self._waits_for_ranks = True
         self._leave(abort=True)
 
     @property
     def _comm(self) -> Comm:
-        """All ranks. Raises ClosedError where there are none."""
+        """The communicator of all ranks; raises ClosedError if there are no ranks."""
         self._check_ranks()
         return self._ranks.comm
 
@@ -86,7 +80,6 @@ class RestartableOptimizer(WrappingOptimizer, abc.ABC):
         self._check_ranks()
 
     def _check_ranks(self) -> None:
-        """Raise ClosedError where there are none."""
         name = type(self).__name__
         if self._left:
             raise ClosedError(
@@ -94,7 +87,7 @@ class RestartableOptimizer(WrappingOptimizer, abc.ABC):
                 "one, or call restart(comm), after hvd.init()"
             )
         if self._waits_for_ranks:
-            self._check_not_closed()  # where a with block raised, it lost its ranks
+            self._check_not_closed()  # a with block that raised has closed it
             raise ClosedError(
                 f"{name}: it has no ranks, since it was made without, or restart() failed; call "
                 "restart(comm), or give it to hvd.elastic.TorchState(model, optimizer)"

@@ -1,8 +1,4 @@
-"""Ranks that train as one worker: gradients are averaged in every step, and what the worker learns
-from others reaches all of its ranks.
-
-Owns the group's buffers in shared memory. Never talks to other workers: the first rank does.
-"""
+"""WorkerGroup: ranks that train as one worker, with averaged gradients and equal weights."""
 
 from __future__ import annotations
 
@@ -17,16 +13,20 @@ from torch import Tensor
 
 __all__ = ["WorkerGroup"]
 
-# of failures, told by share()
+# Kinds of failures that share() passes on to the other ranks.
 _KINDS: tuple[type[HsgdError], ...] = (PeerLost, CollectiveTimeout, ReplicasDiffer)
 
 
 class WorkerGroup:
-    """Ranks that train as one worker; made collectively over `comm`, which its owner closes.
+    """Ranks that train as one worker; made collectively over `comm`, which the caller closes.
 
-    parameters: float32 on the CPU, equal in shape on all ranks of the group. alike: tensors with
-    their names that all ranks of the group hold alike when gradients are averaged; a share of them
-    is compared each time. rank: this rank's number in errors about them.
+    Only the first rank, the leader, exchanges with other workers.
+
+    Args:
+        parameters: float32 on the CPU, equal in shape on all ranks of the group.
+        alike: (name, tensor) pairs that must be equal on all ranks of the group when gradients are
+            averaged; each call compares a share of them.
+        rank: this rank's number in errors about `alike`.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WorkerGroup:
         self.comm = comm
         self._guard = ReplicaGuard(lambda: list(alike), rank=rank)
         self._parameters = list(parameters)
-        # Behind the gradients: which parameters have one, and whether the first rank wants to end.
+        # After the gradients: which parameters have one, and whether the leader wants to end.
         count = sum(p.numel() for p in self._parameters)
         self._buffer: Tensor = comm.empty(
             count + len(self._parameters) + 1, torch.float32, name="gradients of the group"
@@ -58,18 +58,18 @@ class WorkerGroup:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for the group."""
+        """Whether this rank is the leader of the group."""
         return self.comm.rank == 0
 
     @property
     def gradient_bytes(self) -> int:
-        """Payload of one average_gradients()."""
+        """Payload of one average_gradients(), in bytes."""
         return self._buffer.numel() * 4
 
     def average_gradients(self, ending: bool) -> bool:
         """Make .grad the mean over the group; collective, blocking. Returns the leader's `ending`.
 
-        A parameter that has no gradient on any rank keeps none. Gradients may come from a backward
+        A parameter without a gradient on all ranks keeps none. Gradients may come from a backward
         pass or be assigned. Raises ReplicasDiffer on all ranks of the group.
         """
         self._guard.check(self.comm)
@@ -77,7 +77,7 @@ class WorkerGroup:
             if p.grad is None:
                 self._came[index] = False
             elif p.grad.data_ptr() != view.data_ptr():
-                self._came[index] = True  # assigned by hand, perhaps
+                self._came[index] = True  # the user may have assigned it
                 view.copy_(p.grad)
             if not self._came[index]:
                 view.zero_()
@@ -92,14 +92,14 @@ class WorkerGroup:
         return float(self._buffer[-1]) > 0
 
     def zero_gradients(self) -> None:
-        """Forget gradients; the next backward pass adds up where they are averaged."""
+        """Zero gradients in place; the next backward pass accumulates in the shared buffer."""
         self._buffer.zero_()
         self._came[:] = [False] * len(self._came)
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
 
     def average(self, tensors: Sequence[Tensor]) -> None:
-        """Make small tensors of float32 the mean over the group; collective, blocking."""
+        """Make small float32 tensors the mean over the group; collective, blocking."""
         if tensors:
             flat = joined(tensors)
             self.comm.allreduce(flat, "mean", out=flat, name="buffers of the group")
@@ -107,7 +107,7 @@ class WorkerGroup:
                 tensor.copy_(mean)
 
     def follow(self, delta: Tensor, weights: Sequence[Tensor]) -> None:
-        """Give all ranks the leader's `delta`, by which its weights moved; collective, blocking."""
+        """Copy the leader's `delta` to all ranks, which subtract it; collective, blocking."""
         self.comm.broadcast(delta, name="move of the group")
         if not self.leads:
             for weight, move in zip(weights, views_of(delta, weights), strict=True):
@@ -115,10 +115,9 @@ class WorkerGroup:
 
     def share(self, flat: Tensor, read: Callable[[], Sequence[Tensor]], what: str) -> None:
         """Fill `flat` on all ranks with what the leader's read() returns; collective, blocking.
-        what: its name, for errors.
 
-        Where that fails, all ranks raise: the leader its error, the others one of its kind where
-        that is PeerLost, CollectiveTimeout or ReplicasDiffer, else HsgdError.
+        If read() fails, the leader raises its error, the others one of the same kind for PeerLost,
+        CollectiveTimeout and ReplicasDiffer, else HsgdError; it calls the data `what`.
         """
         outcome, failure = torch.zeros(1, dtype=torch.int32), None
         if self.leads:
@@ -127,7 +126,7 @@ class WorkerGroup:
                 for part in read():
                     flat[at : at + part.numel()].copy_(part.reshape(-1))
                     at += part.numel()
-            except BaseException as error:  # whatever it is: the others stand in the broadcast
+            except BaseException as error:  # of any kind: the others wait in the broadcast
                 failure = error
                 kinds = (index for index, kind in enumerate(_KINDS) if isinstance(error, kind))
                 outcome[0] = 1 + next(kinds, len(_KINDS))
@@ -140,7 +139,6 @@ class WorkerGroup:
         self.comm.broadcast(flat, name=f"{what} for the group")
 
     def unhook(self) -> None:
-        """Leave the parameters alone; local."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

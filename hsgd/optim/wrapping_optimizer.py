@@ -1,8 +1,4 @@
-"""The base of optimizers that wrap one of the user's.
-
-Owns what torch's schedulers and training scripts see of the wrapped one (groups, state, defaults),
-the with statement, and checks that all of them need. Never steps and never communicates.
-"""
+"""WrappingOptimizer: the base of optimizers that wrap the user's optimizer."""
 
 from __future__ import annotations
 
@@ -20,14 +16,10 @@ __all__ = ["WrappingOptimizer", "check_choice", "tensors_of"]
 
 
 class WrappingOptimizer(Optimizer):
-    """Wraps an optimizer, which has the groups and the state; local.
-
-    `with` closes it. Where its block raised, it leaves without waiting for other ranks, which may
-    wait for this one in vain.
-    """
+    """Wraps an optimizer, which keeps groups and state; a context manager that closes it."""
 
     loads_together: ClassVar[bool] = False
-    """Whether load_state_dict() is collective: its state lies on several ranks, and all load."""
+    """Whether load_state_dict() is collective, because the state is spread over several ranks."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
@@ -50,11 +42,11 @@ class WrappingOptimizer(Optimizer):
             self._abandon()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients, or set them to zero, as torch does; local."""
+        """Reset gradients to None or zero, as torch does; local."""
         self._optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise ValueError: what is communicated is fixed when this is made."""
+        """Raise ValueError, since the exchanged parameters are fixed at construction."""
         raise ValueError(
             f"{type(self).__name__}: parameters cannot be added; close it and make a new one"
         )
@@ -65,11 +57,10 @@ class WrappingOptimizer(Optimizer):
         return self._closed
 
     def close(self) -> None:
-        """Release what it has beside the optimizer."""
         raise NotImplementedError
 
     def _abandon(self) -> None:
-        """Close it without waiting for anybody."""
+        """Close without waiting for other ranks."""
         raise NotImplementedError
 
     def _check_open(self) -> None:
@@ -80,12 +71,11 @@ class WrappingOptimizer(Optimizer):
             raise ClosedError(f"this {type(self).__name__} is closed")
 
     def _load_wrapped(self, state_dict: dict[str, Any], own: str = "") -> None:
-        """Load the state of the wrapped optimizer, without what this one added as `own`; local."""
+        """Load the wrapped optimizer's state, without the wrapper's entry `own`; local."""
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != own})
         self._take_over()
 
     def _step_wrapped(self, closure: Callable[[], float] | None) -> Any:
-        """Step the wrapped optimizer, which need not know closures, and return its loss; local."""
         return self._optimizer.step() if closure is None else self._optimizer.step(closure)
 
     def _take_over(self) -> None:
@@ -97,8 +87,9 @@ class WrappingOptimizer(Optimizer):
 def tensors_of(
     params: nn.Module | Iterable[Tensor], what: str
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return a model's trainable parameters and floating buffers, or the tensors given, and none;
-    local. Raises TypeError for anything else, beginning with `what`.
+    """Return a model's trainable parameters and floating buffers, or given tensors and []; local.
+
+    Raises TypeError, with a message that begins with `what`, for anything else.
     """
     if isinstance(params, nn.Module):
         floating = [buffer for buffer in params.buffers() if buffer.is_floating_point()]

@@ -1,7 +1,6 @@
-"""`import hsgd.torch as hvd`: Horovod's API for PyTorch on hsgd's own collectives.
+"""Horovod's API for PyTorch on hsgd's own collectives: `import hsgd.torch as hvd`.
 
-Owns the public names. Horovod need not be installed: only tensors on accelerators other than CUDA
-are its own, and say so where it is missing.
+Horovod need not be installed, except for tensors on accelerators other than CUDA.
 """
 
 from __future__ import annotations
@@ -43,5 +42,5 @@ __all__ = [
 ]
 __all__ += mpi_ops.__all__
 
-register()  # torch's entry points may be off
+register()  # in case that torch does not load entry points
 del register

@@ -1,7 +1,4 @@
-"""DistributedOptimizer with op=Adasum: each rank steps, and Adasum combines the steps.
-
-Owns what happens around the step of the user's optimizer, which is the optimizer's own, always.
-"""
+"""AdasumDistributed: DistributedOptimizer with op=Adasum, which combines the ranks' steps."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ __all__ = ["AdasumDistributed"]
 
 
 class AdasumDistributed(torch.optim.Optimizer):
-    """What is put in front of the class of a user's optimizer. Nothing travels before step()."""
+    """The base that is put before the class of a user's optimizer; communicates in step() only."""
 
     _names: dict[int, str]
     _compression: type[Compressor]
     process_set: ProcessSet
     backward_passes_per_step: int
     _guard: ReplicaGuard
-    _job: Any = None  # of which _comm is
+    _job: Any = None  # the job that _comm belongs to
     _comm: Comm | None = None
 
     @property
@@ -39,11 +36,11 @@ class AdasumDistributed(torch.optim.Optimizer):
         return {each: self._names[id(each)] for group in groups for each in group["params"]}
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Do nothing, for scripts: gradients add up until step(), however many passes there are."""
+        """Store the number only: gradients accumulate until step() in any case."""
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
-        """Do nothing: gradients stay this rank's own, as Horovod's do here."""
+        """Do nothing: gradients stay this rank's own, as with Horovod."""
 
     def skip_synchronize(self) -> NoReturn:
         """Raise AssertionError, as Horovod does."""
@@ -53,9 +50,7 @@ class AdasumDistributed(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Make a step on this rank's gradients, then Adasum of what it changed; collective over
-        the process set, blocking.
-        """
+        """Step on this rank's gradients, then combine changes by Adasum; collective, blocking."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""barrier and join."""
+"""Horovod's barrier() and join()."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["barrier", "join"]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks of a process set have called this; collective, blocking. Raises
-    HorovodInternalError when one is lost.
+    """Wait until all ranks of a process set have called this; collective, blocking.
+
+    Raises HorovodInternalError if a rank is lost.
     """
     synchronize(submit(coordinator_of(process_set, "Barrier"), Barrier("barrier"), wake=False))
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data; blocking until all ranks have said so.
+    """Announce that this rank has no more data; blocks until all ranks have, returns the last one.
 
-    Until then it takes part in the allreduces of the others with zeros, and so in the steps of each
-    DistributedOptimizer that has made a step here, unless with a strategy of its own, node_shared,
-    sparse gradients, or MPI without MPI_THREAD_MULTIPLE: then the others wait in such a step.
-    Everything else fails on all ranks that call it while one has joined, but barriers.
-    device: taken for Horovod's sake.
-    Returns the rank that joined last.
+    Meanwhile it takes part with zeros in the allreduces of the others, and so in the steps of each
+    DistributedOptimizer that has made a step here. Exceptions, with which the others wait in such a
+    step: another strategy, node_shared, sparse gradients, or MPI without MPI_THREAD_MULTIPLE. All
+    other operations except barriers fail on the ranks that call them. `device` is ignored, as in
+    Horovod's signature.
     """
     coordinator = coordinator_of(global_process_set, "Join")
     job = runtime.current()
@@ -37,5 +37,5 @@ def join(device: int = -1) -> int:
     operation = Join(JOIN, time.time(), unnamed.used)
     with standing_in(job.joining if job.threaded else (), coordinator.end):
         last: int = synchronize(submit(coordinator, operation, wake=False))
-    unnamed.used = operation.unnamed  # alike on all ranks again
+    unnamed.used = operation.unnamed  # equal on all ranks again
     return last

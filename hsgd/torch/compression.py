@@ -1,7 +1,4 @@
-"""Compression: what tensors travel as.
-
-Owns the pairs of compress and decompress. bf16 is hsgd's own; Horovod has none and fp16.
-"""
+"""Compressors for tensors on the way; bf16 is hsgd's own, Horovod has none and fp16."""
 
 from __future__ import annotations
 
@@ -23,21 +20,21 @@ __all__ = [
 
 
 class Compressor:
-    """Interface: a class of two static methods."""
+    """Interface of compressors; both methods are static and local."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return what travels, and what decompress() needs to know; local."""
+        """Return the tensor to send, and the context for decompress()."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Return the tensor as it was, with what compress() gave; local."""
+        """Return the tensor in its original form."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Tensors travel as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
@@ -49,7 +46,7 @@ class NoneCompressor(Compressor):
 
 
 class _Cast(Compressor):
-    """Floating tensors travel as another dtype, others as they are."""
+    """Sends floating tensors as another dtype, others unchanged."""
 
     dtype: torch.dtype
 
@@ -67,15 +64,13 @@ class _Cast(Compressor):
 
 
 class FP16Compressor(_Cast):
-    """Floating tensors travel as float16, which ends at 65504. On the CPU a warning says if finite
-    values become infinite.
-    """
+    """Sends floating tensors as float16, up to 65504; warns of overflow on the CPU."""
 
     dtype = torch.float16
 
 
 class BF16Compressor(_Cast):
-    """Floating tensors travel as bfloat16, which has the range of float32."""
+    """Sends floating tensors as bfloat16, which has the range of float32."""
 
     dtype = torch.bfloat16
 
@@ -89,10 +84,9 @@ class Compression:
 
 
 def warn_of_overflow(given: Tensor, got: Tensor, what: str) -> bool:
-    """Warn, and return True, if `got` has infinities or NaN and `given` has none; local. Looks at
-    tensors on the CPU only: others are not waited for.
+    """Warn and return True if `got` has infinities or NaN and `given` has none; local.
 
-    what: is compressed, for the warning.
+    Checks tensors on the CPU only, so as not to wait for devices. `what` names the tensor.
     """
     if got.device.type != "cpu" or not got.numel() or _is_finite(got) or not _is_finite(given):
         return False
@@ -106,5 +100,5 @@ def warn_of_overflow(given: Tensor, got: Tensor, what: str) -> bool:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all values are; a fraction of the time of torch.isfinite()."""
+    """Return whether all values are finite, in a fraction of torch.isfinite()'s time."""
     return all(math.isfinite(float(bound)) for bound in tensor.detach().aminmax())

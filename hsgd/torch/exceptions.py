@@ -1,8 +1,7 @@
-"""The exception names of Horovod that scripts catch.
+"""Horovod's exceptions, and the conversion of the core's errors to them.
 
-Owns the classes, and the way from the core's errors to them. HorovodInternalError is Horovod's word
-for "a collective failed"; what the core raised is its __cause__. With HOROVOD_PLUGIN=hsgd they are
-the classes of the installed Horovod, which a script may have from horovod.common.exceptions.
+With HOROVOD_PLUGIN=hsgd they are the classes of the installed Horovod, which a script may have
+imported from horovod.common.exceptions.
 """
 
 from __future__ import annotations
@@ -23,23 +22,18 @@ __all__ = [
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed on this rank or on another; elastic training restores and goes on."""
+    """A collective failed on some rank; its __cause__ is the core's error. elastic.run recovers."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job changed.
-
-    skip_sync: whether the state is the same on all ranks, so that it need not be sent again.
-    """
+    """The hosts of an elastic job changed; with `skip_sync` the state is equal on all ranks."""
 
     def __init__(self, skip_sync: bool) -> None:
         self.skip_sync = skip_sync
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework is not the one that was built for. Never raised by hsgd, which builds for none;
-    kept for scripts that catch it.
-    """
+    """A framework's version differs from the build's; for scripts, never raised by hsgd."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"{name} {version} was built for, {installed_version} is installed")
@@ -50,10 +44,7 @@ class HorovodVersionMismatchError(ImportError):
 
 @contextlib.contextmanager
 def core_errors_as_horovods() -> Iterator[None]:
-    """Raise HorovodInternalError in place of an HsgdError; local.
-
-    ReplicasDiffer stays, since to restore and go on would not end it.
-    """
+    """Raise HorovodInternalError in place of an HsgdError, except ReplicasDiffer; local."""
     try:
         yield
     except ReplicasDiffer:

@@ -1,7 +1,4 @@
-"""Models, optimizers and Python objects from one rank to all: what scripts call before training.
-
-Owns which parts of an optimizer's state are tensors and which are not.
-"""
+"""Broadcasts of models, optimizers and Python objects, for scripts before training."""
 
 from __future__ import annotations
 
@@ -34,10 +31,10 @@ __all__ = [
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrite parameters by the root's; collective, blocking, in place.
+    """Overwrite parameters with the root's; collective, blocking, in place.
 
-    params: a dict (model.state_dict()), or a list or generator of parameters or of pairs of name
-    and parameter. What is no tensor in a dict is refused with ValueError.
+    `params` is a dict (model.state_dict()), or a list or generator of parameters or of (name,
+    parameter) pairs. Raises ValueError for values that are not tensors.
     """
     if isinstance(params, Mapping):
         pairs = sorted(params.items())
@@ -61,13 +58,12 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Overwrite the state of an optimizer by the root's; collective, blocking.
+    """Overwrite an optimizer's state with the root's; collective, blocking.
 
-    A DistributedOptimizer may be given as well as a plain one; no gradient travels. An optimizer
-    without state first gets the one that a step on gradients of zero leaves, and keeps these
-    gradients, as Horovod's does; the parameters stay as they are, which Horovod's do not where
-    there is weight decay. model: sparse embeddings of it get sparse gradients.
-    Raises ValueError for LBFGS, as Horovod does.
+    The optimizer may be plain or a DistributedOptimizer; no gradients are sent. An optimizer
+    without state first gets that of a step with zero gradients, and keeps these gradients, as with
+    Horovod; unlike with Horovod, weight decay does not change the parameters then. Sparse
+    embeddings of `model` get sparse gradients. Raises ValueError for LBFGS, as Horovod does.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
@@ -104,7 +100,7 @@ def broadcast_optimizer_state(
 
 
 def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
-    """As Horovod does before it broadcasts; local."""
+    """Create the optimizer's state, as Horovod does before a broadcast; local."""
     if isinstance(optimizer, NodeSharedOptimizer | WrappingOptimizer):
         return  # their steps are collective
     if optimizer.state_dict()["state"]:
@@ -130,7 +126,7 @@ def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None)
 
 @dataclass
 class _TensorReference:
-    """Where a tensor belongs in a state that travels without its tensors, and what it is like."""
+    """Stands for a tensor in a state that is sent without its tensors."""
 
     index: int
     shape: tuple[int, ...]
@@ -139,7 +135,7 @@ class _TensorReference:
 
 
 def _without_front(optimizer: torch.optim.Optimizer) -> Any:
-    """Whose step() and load_state_dict() are the user's optimizer's own, and not collective."""
+    """Return the optimizer with the local step() and load_state_dict() of the user's class."""
     for front in (Distributed, AdasumDistributed):
         if isinstance(optimizer, front):
             return super(front, optimizer)
@@ -152,14 +148,12 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the root's object on all ranks; collective, blocking.
+    """Return the root's object on all ranks, the original on the root; collective, blocking.
 
-    It travels through pickle, and through cloudpickle where that is installed: functions and
-    classes of a script need it.
-
-    Returns `obj` itself on the root. Threads that call at the same time need a `name` each.
+    It is sent by pickle, or by cloudpickle if installed, which functions and classes of a script
+    need. Threads that call at the same time need a `name` each.
     """
-    name = "broadcast_object" if name is None else name  # types may differ from rank to rank
+    name = "broadcast_object" if name is None else name  # not the type, which may differ
     is_root = runtime.current().comm.rank == root_rank
     data = _pack(obj) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
     length = torch.tensor([data.numel()], dtype=torch.int64, device="cpu")
@@ -171,8 +165,9 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return the objects of all ranks, in rank order; collective, blocking. Threads need a `name`
-    each.
+    """Return the objects of all ranks, in rank order; collective, blocking.
+
+    Threads that call at the same time need a `name` each.
     """
     name = "allgather_object" if name is None else name
     data = _pack(obj)

@@ -1,4 +1,4 @@
-"""All operations under the name of the module where Horovod has them."""
+"""All operations, in the module where Horovod has them."""
 
 from hsgd.torch.barrier import barrier, join
 from hsgd.torch.collectives.allgather import (

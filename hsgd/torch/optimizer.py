@@ -1,8 +1,4 @@
-"""DistributedOptimizer: a user's optimizer that steps on gradients of all ranks.
-
-Owns Horovod's arguments and methods around the optimizer. The update itself is the optimizer's
-own, always.
-"""
+"""DistributedOptimizer: a user's optimizer that steps on gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ _OVERLAP = {"overlap": "always", "after_backward": "never"}
 
 
 class Distributed(torch.optim.Optimizer):
-    """What is put in front of the class of a user's optimizer."""
+    """The base that is put before the class of a user's optimizer."""
 
     _reducer: GradientReducer
     _names: dict[int, str]
@@ -65,23 +61,19 @@ class Distributed(torch.optim.Optimizer):
         return self._reducer.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change it; local, the same on all ranks."""
+        """Change the backward passes per step; local, equal on all ranks."""
         self._reducer.set_passes(passes)
 
     @property
     def overlap_choice(self) -> OverlapChoice:
-        """Whether gradients travel during backward or after it, and what a trial found; local.
-
-        Not a name of Horovod's.
-        """
+        """When gradients are reduced, and the trial's result; not a name of Horovod's; local."""
         return self._reducer.overlap.choice
 
     def synchronize(self) -> None:
-        """Make the gradients those of all ranks, unless backward() has done so already; collective
-        over the process set, blocking.
+        """Reduce the gradients, unless backward() has done so; collective, blocking.
 
-        Kept for scripts of Horovod, which follow it by `with optimizer.skip_synchronize():
-        optimizer.step()`. Gradients may be clipped or unscaled with and without it.
+        For Horovod scripts, which then call step() within skip_synchronize(). Gradients may be
+        clipped or unscaled with and without it.
         """
         if self._reducer.active:
             self._watch()
@@ -90,7 +82,7 @@ class Distributed(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Keep step() from synchronizing within the block."""
+        """Keep step() from synchronizing in the block."""
         self._should_synchronize = False
         try:
             yield
@@ -100,8 +92,8 @@ class Distributed(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Synchronize, unless told not to, and make the optimizer's own step.
 
-        closure: gradients are those of all ranks after each of its calls, and the optimizer gets
-        the mean of the ranks' losses (with op Sum their sum), so that ranks decide alike.
+        With a closure, gradients are reduced after each of its calls, and the optimizer gets the
+        mean of the ranks' losses (with op Sum their sum), so that ranks decide equally.
         """
         if closure is not None and self._reducer.active:
             return self._step_with(closure)
@@ -137,9 +129,7 @@ class Distributed(torch.optim.Optimizer):
             self._reducer.end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients, as the optimizer does. Those that came and were not used are reduced
-        first, so that ranks stay together.
-        """
+        """Reset gradients; open ones are reduced before, so that ranks stay together."""
         if self._reducer.active:
             self._reducer.close_round()
             self._reducer.end_step()
@@ -147,9 +137,7 @@ class Distributed(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the optimizer, and reduce its parameters as well; on all ranks before the
-        same step.
-        """
+        """Add a group whose gradients are reduced as well; on all ranks before the same step."""
         super().add_param_group(param_group)
         if hasattr(self, "_reducer"):
             _name(self._names, self.param_groups)
@@ -157,8 +145,9 @@ class Distributed(torch.optim.Optimizer):
                 self._watch()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimizer's state. Gradients that came before are dropped, by all ranks together
-        where that can be; it can be called after a HorovodInternalError.
+        """Load the optimizer's state and drop open gradients, on all ranks together if possible.
+
+        It may be called after a HorovodInternalError.
         """
         if self._reducer.active:
             with contextlib.suppress(HorovodInternalError):  # the job is over, init() comes next
@@ -171,7 +160,6 @@ class Distributed(torch.optim.Optimizer):
 
 
 def _name(names: dict[int, str], groups: Sequence[dict[str, Any]]) -> None:
-    """Names for parameters that have none."""
     for i, group in enumerate(groups):
         for j, parameter in enumerate(group["params"]):
             names.setdefault(id(parameter), f"allreduce.noname.{i}.{j}")
@@ -180,7 +168,7 @@ def _name(names: dict[int, str], groups: Sequence[dict[str, Any]]) -> None:
 def _names(
     groups: Sequence[dict[str, Any]], named_parameters: Iterable[tuple[str, Tensor]] | None
 ) -> dict[int, str]:
-    """Names of parameters by id(). Raises ValueError as Horovod does."""
+    """Return names of parameters by id(); raises ValueError as Horovod does."""
     if named_parameters is None:
         names: dict[int, str] = {}
         _name(names, groups)
@@ -240,39 +228,46 @@ def DistributedOptimizer(
     model: torch.nn.Module | None = None,
     strategy_options: dict[str, Any] | None = None,
 ) -> Any:
-    """Make an optimizer like `optimizer`, of a subclass of its class, that steps on gradients of
-    all ranks; local.
+    """Return an optimizer like `optimizer`, of a subclass, that steps on gradients of all ranks.
 
-    Its first step is collective, and agrees on the buckets.
+    Local; its first step is collective and agrees on the buckets. It shares parameter groups and
+    state with `optimizer`, which must not be used any more.
 
-    The new optimizer shares parameter groups and state with `optimizer`, which is not to be used
-    any more.
+    Args:
+        optimizer: any torch optimizer.
+        named_parameters: model.named_parameters(); names are for reports, equal on all ranks.
+        compression: how gradients are sent.
+        backward_passes_per_step: passes whose gradients are accumulated before the reduction.
+        op: Average, Sum, Min, Max, Product, or Adasum, which combines the ranks' steps instead of
+            their gradients.
+        gradient_predivide_factor: divides before the sum and multiplies after it, with Average
+            only.
+        num_groups: old name of `groups`.
+        groups: number of buckets, or lists of parameters that share one.
+        sparse_as_dense: reduce sparse gradients in buckets.
+        process_set: the ranks.
+        bucket_cap_mb: maximum MiB of a bucket without groups.
+        strategy: "overlap" starts a bucket when its last gradient has come, "after_backward" starts
+            all in step(); "auto" tries both in the first steps and keeps the faster, unless
+            HSGD_OVERLAP chooses; results are bitwise the same, see `overlap_choice`.
+            "notified_tree" sends each layer through a tree of one-sided writes, and the next
+            forward pass waits for its layers one by one (hsgd.optim.NotifiedTree; needs `model`).
+            Collective: "gossip", in which ranks train locally and average weights with one peer at
+            a time (hsgd.optim.Gossip); "diloco", in which nodes train locally and average their
+            progress about every hundred steps (hsgd.optim.DiLoCo); "easgd_async" and
+            "easgd_hybrid", in which ranks or nodes train locally around a centre
+            (hsgd.optim.ElasticAveraging); these four average the buffers of `model` too.
+        node_shared: keep the parameters once per node; each of its ranks reduces and updates a part
+            of them after the backward pass. All get rank 0's values, which makes the call
+            collective. For SGD, Adam, AdamW, LARS and LAMB, with op Average and without
+            compression, groups, bucket_cap_mb, strategy="overlap" or a process set; clip with its
+            clip_grad_norm_(). See hsgd.optim.NodeSharedOptimizer.
+        model: see `strategy`.
+        strategy_options: further arguments of the last four, such as trigger, sync_every or
+            moving_rate.
 
-    named_parameters: model.named_parameters(); names are for reports and must be equal on all
-    ranks. compression: what gradients travel as. backward_passes_per_step: passes whose gradients
-    are added up before they travel. op: Average, Sum, Min, Max, Product, or Adasum, which
-    combines the steps of ranks, not their gradients, when all have stepped.
-    gradient_predivide_factor: divides before the sum and multiplies after it, with Average only.
-    groups: how many buckets, or lists of parameters that share one; num_groups is
-    its old name. sparse_as_dense: let sparse gradients travel in buckets.
-    bucket_cap_mb: most MiB of a bucket without groups. strategy: "overlap" starts a bucket when
-    its last gradient has come, "after_backward" starts all in step(); "auto" tries both in the
-    first steps and stays with the faster, unless HSGD_OVERLAP says which: results are the same bit
-    for bit, and `overlap_choice` tells. "notified_tree" sends each layer up and down a tree of
-    one-sided writes and lets the next forward pass wait for its layers alone
-    (hsgd.optim.NotifiedTree; needs `model`). "gossip" lets each rank step on its own gradients,
-    and average its weights with one peer at a time when a trigger says so (hsgd.optim.Gossip;
-    collective); "diloco" trains nodes on their own and averages how far they came every hundred
-    steps or so (hsgd.optim.DiLoCo; collective); "easgd_async" and "easgd_hybrid" train ranks or
-    nodes on their own and hold them together by a centre (hsgd.optim.ElasticAveraging;
-    collective); with `model` all four average its buffers too. strategy_options: further arguments
-    of these four, such as trigger, sync_every or moving_rate.
-    node_shared: the parameters exist once per node, and each of its ranks reduces and updates its
-    part of them after the backward pass; all ranks get those of rank 0, which makes this call
-    collective. For SGD, Adam, AdamW, LARS and LAMB, with op Average and without compression,
-    groups, bucket_cap_mb, strategy="overlap" or a process set; clip with its clip_grad_norm_(). See
-    hsgd.optim.NodeSharedOptimizer.
-    Raises ValueError for arguments out of range.
+    Raises:
+        ValueError: an argument is out of range.
     """
     if gradient_predivide_factor != 1.0 and op != AVERAGE:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -291,7 +286,7 @@ def DistributedOptimizer(
     if not bucket_cap_mb > 0:
         raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; give MiB above 0")
     if named_parameters is not None:
-        named_parameters = list(named_parameters)  # a generator may be read once
+        named_parameters = list(named_parameters)  # a generator can be read only once
     size = runtime.current().comm.size
     if op == ADASUM and size > 1 and not node_shared:
         wrapped = _behind(AdasumDistributed, optimizer)
@@ -341,7 +336,7 @@ def DistributedOptimizer(
 
 
 def _guard_of(wrapped: Distributed | AdasumDistributed) -> ReplicaGuard:
-    found = weakref.ref(wrapped)  # which has the guard
+    found = weakref.ref(wrapped)  # the optimizer holds the guard
 
     def tensors() -> list[tuple[str, Tensor]]:
         alive = found()
@@ -352,13 +347,13 @@ def _guard_of(wrapped: Distributed | AdasumDistributed) -> ReplicaGuard:
 
 
 def _behind(front: type, optimizer: torch.optim.Optimizer) -> Any:
-    """A new optimizer that shares all with `optimizer`, of a class with `front` before its own."""
+    """Return an optimizer that shares all with `optimizer`, with `front` before its class."""
     kind: Any = type(
         type(optimizer).__name__,
         (front, type(optimizer)),
         {"__module__": __name__, "__doc__": type(optimizer).__doc__},
     )
     wrapped = kind.__new__(kind)
-    # A scheduler of `optimizer` may have put a step of its own there.
+    # A scheduler of `optimizer` may have replaced its step there.
     wrapped.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     return wrapped

@@ -1,7 +1,7 @@
-"""The HOROVOD_* variables that hsgd.torch honours, read once by init().
+"""HorovodSettings: the HOROVOD_* variables that hsgd.torch honours, read once by init().
 
-Owns their names, units and defaults, which are Horovod 0.28.1's, and the names of those that have
-no meaning here: of its cycle, cache, fusion, autotuner and backends.
+Names, units and defaults are Horovod 0.28.1's. Others have no meaning here: those of its cycle,
+cache, fusion, autotuner and backends.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _IGNORED = (
 
 @dataclass(frozen=True)
 class HorovodSettings:
-    """What the environment asks of hsgd.torch."""
+    """Settings from the environment."""
 
     stall_check: bool = True
-    """HOROVOD_STALL_CHECK_DISABLE: whether operations that some rank never submits are reported."""
+    """HOROVOD_STALL_CHECK_DISABLE: whether to report operations that some rank never submits."""
     stall_warning_s: float = 60.0
     """HOROVOD_STALL_CHECK_TIME_SECONDS: age at which such an operation is reported."""
     stall_shutdown_s: float = 0.0
@@ -40,9 +40,7 @@ class HorovodSettings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> HorovodSettings:
-        """Read the environment (default `os.environ`); local. Raises ValueError naming a variable
-        that cannot be read.
-        """
+        """Read the environment (default `os.environ`), or raise ValueError naming a variable."""
         environ = os.environ if environ is None else environ
         return cls(
             stall_check=not _flag(environ, "HOROVOD_STALL_CHECK_DISABLE"),
@@ -54,9 +52,7 @@ class HorovodSettings:
 
 
 def ignored(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the settings of Horovod that the environment (default `os.environ`) has and hsgd.torch
-    does not honour, sorted; local.
-    """
+    """Return Horovod's settings in the environment that hsgd.torch ignores, sorted; local."""
     environ = os.environ if environ is None else environ
     return tuple(name for each in _IGNORED if (name := f"HOROVOD_{each}") in environ)
 

@@ -1,8 +1,4 @@
-"""The strategies of DistributedOptimizer that are algorithms of hsgd.optim, with a builder each.
-
-Owns the way from Horovod's arguments and the job's ranks to the optimizers of hsgd.optim, and the
-words for arguments that have no meaning there. Never moves data.
-"""
+"""The strategies of DistributedOptimizer that are algorithms of hsgd.optim, with builders."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ Strategy = Literal[
     "easgd_async",
     "easgd_hybrid",
 ]
-"""Names that DistributedOptimizer takes; from the fourth on those of the table below."""
+"""Names that DistributedOptimizer accepts; from the fourth on those of the table below."""
 
 BUCKET_CAP_MB = 25.0
 _NEUTRAL = {
@@ -65,18 +61,12 @@ _NEUTRAL = {
     "node_shared": False,
     "bucket_cap_mb": BUCKET_CAP_MB,
 }
-"""Arguments of DistributedOptimizer about gradients, and the values that change nothing."""
+"""DistributedOptimizer's arguments about gradients, and the values that change nothing."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What DistributedOptimizer was asked for.
-
-    Args:
-        strategy: its name, for errors.
-        options: strategy_options.
-        transport: all that _NEUTRAL names.
-    """
+    """The arguments of DistributedOptimizer; `transport` has those of _NEUTRAL."""
 
     optimizer: Optimizer
     strategy: str
@@ -87,25 +77,25 @@ class Request:
 
     @property
     def parameters(self) -> list[Any]:
-        """Those of the optimizer."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     @property
     def averaged(self) -> nn.Module | list[Any]:
-        """The model, whose floating buffers are averaged as well, or the parameters alone."""
+        """The model, whose floating buffers are averaged as well, or else the parameters."""
         return self.parameters if self.model is None else self.model
 
     def changed(self) -> list[str]:
-        """Return the names of `transport` whose values are not neutral; local."""
+        """Return the names in `transport` whose values are not neutral; local."""
         return [name for name, value in self.transport.items() if value != _NEUTRAL[name]]
 
 
 class _Algorithm(NamedTuple):
     """A strategy of the table.
 
-    build: makes its optimizer; called with the request, and what strategy_options and the
-    compression give as keywords; collective, blocking. wires: what weights travel as, by
-    compression. remedies: what to do in place of giving an argument.
+    Attributes:
+        build: makes the optimizer from the request and keywords; collective, blocking.
+        wires: the `compression` keyword for each compressor.
+        remedies: by argument that cannot be given, what to do instead.
     """
 
     build: Callable[..., Any]
@@ -117,11 +107,8 @@ class _Algorithm(NamedTuple):
 def start_strategy(request: Request) -> Any:
     """Make the optimizer of a strategy of the table; collective, blocking.
 
-    In an elastic job, before the function of elastic.run, it is local for DiLoCo and Gossip: the
-    state that they are given to brings them together with the other ranks.
-
-    Raises:
-        ValueError: an argument has no meaning with this strategy.
+    In an elastic job, before the function of elastic.run, it is local for DiLoCo and Gossip; the
+    elastic state then gives them their ranks. Raises ValueError for arguments without meaning.
     """
     algorithm, strategy = STRATEGIES[request.strategy], request.strategy
     if not algorithm.has_options:
@@ -144,7 +131,7 @@ def start_strategy(request: Request) -> Any:
 
 
 def refuse_options(strategy: str, options: Mapping[str, Any] | None) -> None:
-    """Raise ValueError if strategy_options are given to a strategy that has none; local."""
+    """Raise ValueError if a strategy without options is given some; local."""
     if options is not None:
         having = ", ".join(name for name, each in STRATEGIES.items() if each.has_options)
         raise ValueError(f'strategy_options are for {having}; strategy is "{strategy}"')
@@ -207,8 +194,9 @@ STRATEGIES: dict[str, _Algorithm] = {
 
 
 def _ranks_of_job(what: str) -> Comm | None:
-    """Return a communicator of the job's ranks for one optimizer; collective, blocking. None, and
-    local, in an elastic job before the function of elastic.run, where ranks may come alone.
+    """Return a communicator for one optimizer; collective, blocking.
+
+    Returns None, local, in an elastic job before the function of elastic.run.
     """
     agent = link()
     alone = agent is not None and not agent.is_training
@@ -216,9 +204,7 @@ def _ranks_of_job(what: str) -> Comm | None:
 
 
 def _end_with_job(optimizer: _Restartable) -> _Restartable:
-    """Return the optimizer. In an elastic job, what ranks wait for in it ends with their world;
-    local. Does not keep it.
-    """
+    """Return the optimizer, held weakly; its waits end with the world of an elastic job; local."""
     if link() is not None:
         runtime.current().on_abort.append(weakly(optimizer.abort, None))
     return optimizer
@@ -228,19 +214,16 @@ def _end_with_job(optimizer: _Restartable) -> _Restartable:
 
 
 def share_parameters(model: nn.Module, root_rank: int = 0) -> SharedParameters:
-    """Make the parameters of a model views of memory that all ranks of a node share; collective
-    over all ranks, blocking. All get the root's values.
+    """Make a model's parameters views of memory that a node shares; collective, blocking.
 
-    DistributedOptimizer(node_shared=True) does it for the parameters of its optimizer. See
-    hsgd.optim.share_parameters for what it means to write to them, and for errors.
+    All ranks get the root's values. DistributedOptimizer(node_shared=True) does it for its
+    optimizer's parameters. For writes to them and for errors see hsgd.optim.share_parameters.
     """
     return _share(model.parameters(), root_rank)
 
 
 class _SharedOptimizer(NodeSharedOptimizer):
-    """A NodeSharedOptimizer whose collectives fail as Horovod's do: with HorovodInternalError, of
-    which what the core raised is the __cause__. ReplicasDiffer stays: nothing can be restored.
-    """
+    """A NodeSharedOptimizer whose collectives raise HorovodInternalError, except ReplicasDiffer."""
 
     def reporting(self) -> contextlib.AbstractContextManager[None]:
         return core_errors_as_horovods()
@@ -249,10 +232,8 @@ class _SharedOptimizer(NodeSharedOptimizer):
 def share_optimizer(request: Request) -> NodeSharedOptimizer:
     """Make the optimizer of DistributedOptimizer(node_shared=True); collective, blocking.
 
-    backward_passes_per_step changes nothing, model and named_parameters give names for errors.
-
-    Raises:
-        ValueError: the optimizer cannot be sharded, or an argument has no meaning with it.
+    backward_passes_per_step is ignored; model and named_parameters give names for errors. Raises
+    ValueError if the optimizer cannot be sharded, or an argument has no meaning with it.
     """
     refuse_options(request.strategy, request.options)
     taken = ("node_shared", "sparse_as_dense", "backward_passes_per_step")

@@ -1,6 +1,4 @@
-"""SyncBatchNorm: batch normalization over the batches of all ranks, on CPU.
-
-Owns the exchange of moments and the gradient. Statistics that run, and evaluation, are torch's own.
+"""SyncBatchNorm: batch normalization over the batches of all ranks.
 
 Source: Ioffe and Szegedy, "Batch Normalization", arXiv:1502.03167; moments of parts are joined as
 in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
@@ -36,7 +34,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """Normalize; collective and blocking in training."""
+        """Normalize a batch; collective and blocking in training."""
         batch = input
         self._check_input_dim(batch)
         local = not self.training and self.track_running_stats
@@ -61,7 +59,7 @@ class SyncBatchNorm(_BatchNorm):
         return output
 
     def _rate(self) -> float:
-        """How much of the new moments goes into the running ones."""
+        """Return the weight of new moments in the running ones."""
         if self.momentum is not None:
             return self.momentum
         return (
@@ -121,7 +119,7 @@ class _SyncBatchNorm(torch.autograd.Function):
 
 
 def _moments(batch: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Count, mean and biased variance of each channel over all ranks; collective, blocking."""
+    """Return count, mean and biased variance per channel over all ranks; collective, blocking."""
     axes = [0, *range(2, batch.dim())]
     own_count = batch.numel() // batch.shape[1]
     wide = batch.detach().double()

@@ -1,3 +1,3 @@
-"""DiLoCo: workers that train on their own and average how far they came, now and then."""
+"""DiLoCo: workers train locally and average their progress from time to time."""
 
 __all__: list[str] = []

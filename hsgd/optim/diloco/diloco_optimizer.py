@@ -1,9 +1,7 @@
-"""DiLoCo: local steps, and an outer step on the mean of how far the workers came.
+"""DiLoCo: local steps, and outer steps on the mean progress of the workers.
 
-Owns when a fragment is exchanged. Never computes an inner update: the wrapped
-optimizer does. Sources: DiLoCo (Douillard et al., arXiv:2311.08105) for the
-rule; Streaming DiLoCo (2501.18512) for fragments, delay and alpha; Eager
-Updates (2502.12996) for eager.
+Sources: DiLoCo (Douillard et al., arXiv:2311.08105) for the rule; Streaming DiLoCo (2501.18512) for
+fragments, delay and alpha; Eager Updates (2502.12996) for eager.
 """
 
 from __future__ import annotations
@@ -61,37 +59,39 @@ _Read = Callable[[], list[Tensor]]
 
 
 class DiLoCo(RestartableOptimizer):
-    """Wraps an optimizer: each worker steps on its own gradients; every `sync_every` steps all
-    workers average how far they came from the outer weights, take an outer step on it, and go on
-    from there. Made collectively; step() is local but for a worker's own ranks, and for waits.
+    """Wraps an optimizer: workers train locally and average their progress every few steps.
 
-    optimizer: any torch optimizer, the inner one; its state stays with the worker.
-    params: the model, or its parameters: floating, equal in shape on all ranks. Rank 0's values are
-        where all begin. Of a model its floating buffers, such as BatchNorm's statistics, are
-        averaged too, with the last fragment.
-    comm: the ranks, or a process group of torch.distributed of any backend. None: this call is
-        local, and restart() gives them before the first step.
-    outer: the outer optimizer.
-    sync_every: steps from one exchange of a fragment to the next, H in the papers.
-    fragments: parts of the model that are exchanged at different steps, sync_every / fragments
-        apart: a number, or a list of modules or of lists of parameters.
-    delay: so many steps before it is applied an exchange begins; until then it goes on behind
-        computation, and step() waits only if it takes longer. Below sync_every.
-    alpha: share of the worker's own weights that stays when outer weights come; 0 takes the outer
-        weights as they are.
-    eager: an outer step takes the worker's own part of now and that of the others of one step ago,
-        so that an exchange has a whole period. Outer weights differ between workers then, and only
-        synchronize_weights() averages buffers.
-    compression: None, "bfloat16", "int8", "topk", or hsgd.optim.diloco's Int8 or TopK: what
-        pseudo-gradients travel as. The last two keep what is left out for the next time.
-    group: "node": the ranks of a node are one worker, whose gradients are averaged in every step
-        through shared memory (parameters are float32 on the CPU then); None: each rank is a worker;
-        a number: so many ranks that follow one another are.
+    Every `sync_every` steps the mean of outer weights - local weights is the gradient of an outer
+    step, and training continues from the new outer weights. Construction is collective; step() is
+    local, except for collectives inside a worker and waits for exchanges. All ranks must take the
+    same number of steps, since exchanges depend on it.
 
-    All ranks take the same number of steps: exchanges are due by it.
+    Args:
+        optimizer: any torch optimizer, the inner one; its state stays with the worker.
+        params: the model, or its parameters: floating, equal in shape on all ranks. All start from
+            rank 0's values. A model's floating buffers, such as BatchNorm's statistics, are
+            averaged with the last fragment.
+        comm: the ranks, or a torch.distributed process group of any backend. None: this call is
+            local, and restart() sets the ranks before the first step.
+        outer: the outer optimizer.
+        sync_every: steps between two exchanges of a fragment, H in the papers.
+        fragments: parts of the model that are exchanged sync_every / fragments steps apart: a
+            number, or a list of modules or of lists of parameters.
+        delay: an exchange begins this many steps before it is applied, below sync_every. It
+            overlaps computation; step() waits only if the exchange takes longer.
+        alpha: share of the worker's own weights that remains when outer weights arrive.
+        eager: an outer step uses the worker's own current part and the others' parts of one period
+            ago, so an exchange may take a whole period. Outer weights then differ between workers,
+            and only synchronize_weights() averages buffers.
+        compression: how pseudo-gradients are sent: None, "bfloat16", "int8", "topk", or an Int8 or
+            TopK of hsgd.optim. The last two carry their error over to the next exchange.
+        group: "node": the ranks of a node form one worker, which averages gradients in every step
+            through shared memory (parameters must be float32 on the CPU). None: each rank is a
+            worker. A number: so many consecutive ranks form a worker.
 
-    Raises ValueError and TypeError for arguments that cannot work, and what collectives raise:
-    PeerLost where a rank died, CollectiveTimeout where one did not make the call.
+    Raises:
+        ValueError, TypeError: an argument is invalid.
+        PeerLost, CollectiveTimeout: from collectives, if a rank died or did not make the call.
     """
 
     loads_together = True
@@ -131,11 +131,9 @@ class DiLoCo(RestartableOptimizer):
     # --- what training scripts call ---
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Make one step of the wrapped optimizer, and what exchange there is to begin or to
-        apply; local, but for the worker's own ranks.
+        """Step the wrapped optimizer, then begin and apply due exchanges; collective in a worker.
 
-        Blocking where an exchange takes longer than it has. A closure is called once in a group,
-        before the gradients are averaged.
+        Blocks if an exchange is late. A group calls a closure once, before it averages gradients.
         """
         self._check_open()
         self._fixed.check(self._optimizer)
@@ -158,27 +156,27 @@ class DiLoCo(RestartableOptimizer):
         return value if result is None else result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients as torch does; local. A worker of several ranks zeroes them in place."""
         if self._group is not None:
             self._group.zero_gradients()
         else:
             self._optimizer.zero_grad(set_to_none)
 
     def settle(self) -> None:
-        """Apply what is under way now, not `delay` steps later; blocking, collective in a worker.
-        All ranks call it after the same step. With eager=True it waits, and changes no weights.
+        """Apply pending exchanges now; blocking, collective in a worker.
+
+        All ranks call it after the same step. With eager=True it waits and changes no weights.
         """
         self._check_open()
         with torch.no_grad(), self._ranks.told():
             self._apply(None, self.outer, self._alpha)
 
     def synchronize_weights(self) -> None:
-        """Give all workers the same weights now; collective, blocking. For the end of training.
+        """Give all workers equal weights, at the end of training; collective, blocking.
 
-        Fragments that were exchanged after this step become their outer weights; of others the
-        outer weights become the mean of the workers' weights, without momentum, since there is no
-        whole period to step on. With eager=True all become the workers' means, with what has
-        arrived. Raises HsgdError where ranks have taken different numbers of steps.
+        Fragments exchanged after this step take their outer weights. For others the outer weights
+        become the mean of the workers' weights, without momentum, since the period is not complete.
+        With eager=True everything becomes the workers' mean, with all that has arrived. Raises
+        HsgdError if ranks have taken different numbers of steps.
         """
         self.settle()
         here = self._metrics.steps
@@ -200,9 +198,10 @@ class DiLoCo(RestartableOptimizer):
 
     @contextlib.contextmanager
     def at_outer_weights(self, average: bool = False) -> Iterator[None]:
-        """Make parameters the outer weights within the block, for evaluation; local, in a worker
-        collective. Buffers stay the worker's own. average: with eager=True, which alone makes them
-        differ, the workers' mean; then collective, blocking, and raises what collectives raise.
+        """Set parameters to the outer weights in the block; local, in a worker collective.
+
+        Buffers stay the worker's own. With eager=True outer weights differ between workers;
+        `average` then uses their mean, which is collective and blocking.
         """
         self._check_open()
         if average and self._eager:
@@ -216,14 +215,14 @@ class DiLoCo(RestartableOptimizer):
             yield
 
     def metrics(self) -> DiLoCoMetrics:
-        """Return what this rank did; local, never blocks. Exchanges count when they have ended."""
+        """Return this rank's counters; local, never blocks. Only finished exchanges count."""
         return self._queue.added_to(self._metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's and, under "diloco", the outer weights, their velocity,
-        what compression left out, and the exchanges under way, for which it waits; local.
+        """Return the wrapped optimizer's state with DiLoCo's under "diloco"; local.
 
-        Exchanges that failed are left out. The worker's own weights are the model's.
+        It holds outer weights, velocity, compression errors and pending exchanges, for which the
+        call waits; failed exchanges are left out. The worker's own weights belong to the model.
         """
         own: dict[str, Any] = {"steps": self._metrics.steps, "workers": self._ranks.count}
         own["eager"] = self._period if self._eager else 0
@@ -234,15 +233,14 @@ class DiLoCo(RestartableOptimizer):
         return {**self._optimizer.state_dict(), "diloco": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back; collective, blocking; waits for exchanges under way and forgets them. Each
-        rank loads what it saved, or all load what rank 0 saved: steps, outer weights and velocity
-        become those of rank 0, so that the number of workers may differ. Where it does, or where
-        ranks saved at different steps, saved exchanges are dropped, with eager=True also under
-        another period; else each worker then keeps its own. What compression left out goes on with
-        its worker. A wrapped optimizer's own state will do on all ranks: nothing else changes then.
+        """Load a state; collective, blocking; drops pending exchanges after waiting for them.
 
-        Raises ValueError, before anything is changed, where the state is of another model or of
-        other fragments.
+        Each rank loads what it saved, or all load rank 0's. Steps, outer weights and velocity
+        become rank 0's, so the number of workers may differ. Saved exchanges are dropped if the
+        number of workers, the saved steps, or with eager=True the period differ; otherwise each
+        worker keeps its own. Compression errors stay with their worker. A state without "diloco",
+        given on all ranks, loads the wrapped optimizer only. Raises ValueError, before any change,
+        for a state of another model or other fragments.
         """
         self._check_open()
         own = state_dict.get("diloco")
@@ -263,18 +261,17 @@ class DiLoCo(RestartableOptimizer):
             load_fragments(own, self._exchanged, self._workers, same, self._eager)
 
     def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
-        """Go on with the ranks of another communicator, after some were lost or have joined;
-        collective over it, blocking. The old one is broken: nobody waits there.
+        """Continue with another communicator after ranks were lost or joined; collective, blocking.
 
-        comm: a Comm or a process group, as when it was made. state_dict: a copy of what this rank's
-            state_dict() gave, to go back there first.
+        The old communicator is broken, so no rank waits there. `comm` is a Comm or a process group;
+        `state_dict` is a copy of this rank's state_dict(), which is loaded first.
+
         Steps, outer weights and velocity become those of the lowest rank that has outer weights and
-        has taken the most steps; weights become the outer weights, so what workers did since the
-        last exchange is lost. Where no rank has any, as when the first rank of each worker was
-        lost, the weights of the lowest one that has taken the most steps are. Each worker keeps the
-        state of its wrapped optimizer, of that rank of it which has taken the most steps. Exchanges
-        under way, and what compression left out, are dropped. Where it raises, another restart()
-        may follow, and goes on from the same weights.
+        the most steps; local progress since the last exchange is lost. If no rank has outer
+        weights, because the first rank of each worker was lost, the weights of the lowest rank with
+        the most steps become the outer weights. Each worker keeps the inner optimizer state of its
+        rank with the most steps. Pending exchanges and compression errors are dropped. If it
+        raises, another restart() may follow and starts from the same weights.
         """
         self._check_not_closed()
         kept = self._kept_for_restart
@@ -286,7 +283,7 @@ class DiLoCo(RestartableOptimizer):
             kept = self._metrics.steps, had
         self._kept_for_restart = kept
         self._lose_ranks()
-        self._metrics = self.metrics()  # with those of the exchanges so far
+        self._metrics = self.metrics()  # includes the exchanges so far
         self._queue = ExchangesUnderWay([], None, False, [])
         self._optimizer.zero_grad()  # gradients may lie in memory of the old communicator
         if state_dict is not None:
@@ -295,20 +292,16 @@ class DiLoCo(RestartableOptimizer):
         self._kept_for_restart = None
 
     def close(self) -> None:
-        """Wait for exchanges under way, without applying them, and leave; local. A second call does
-        nothing. The weights stay as they are.
+        """Wait for pending exchanges without applying them, and leave; local. Weights stay.
 
-        Where `comm` is closed before, such as by hvd.shutdown(), it does the same first; step()
-        raises then, and restart() may follow.
+        A second call does nothing. Closing `comm` first, for example by hvd.shutdown(), does the
+        same; step() then raises, and restart() may follow.
         """
         if not self._closed:
             self._closed = True
             self._leave(abort=False)
 
     def _leave(self, abort: bool) -> None:
-        """In a worker of several ranks gradients are forgotten, since they lie in memory of its
-        communicator. abort: wait for nobody, and let nobody wait for this rank.
-        """
         if self._group is not None:
             self._optimizer.zero_grad()
             self._group = None
@@ -348,7 +341,7 @@ class DiLoCo(RestartableOptimizer):
         begin = time.perf_counter()
         due = self._metrics.steps + (self._period if self._eager else self._delay)
         self._queue.begin(number, due, sent, extra)
-        self._metrics.wait_s += time.perf_counter() - begin  # without a delay it is done now
+        self._metrics.wait_s += time.perf_counter() - begin  # without a delay the call blocks
 
         def read() -> list[Tensor]:
             begin = time.perf_counter()
@@ -361,7 +354,7 @@ class DiLoCo(RestartableOptimizer):
             self._metrics.outer_steps += 1
 
     def _average_outer(self, here: int) -> None:
-        """Make all the workers' means; collective. Where it fails the outer weights stay."""
+        """Average all outer weights over the workers; collective. They stay if it fails."""
         found: list[tuple[Tensor, Tensor]] = []
         for number in range(len(self._fragments)):
             buffers = self._buffers_of(number, ending=True)
@@ -379,9 +372,7 @@ class DiLoCo(RestartableOptimizer):
             go_on_from(mine, weights, velocity)
 
     def _apply(self, step: int | None, outer: Nesterov | None, alpha: float) -> None:
-        """What is due at the step, or all; in the order of beginning, which all ranks share. What
-        fails stays.
-        """
+        """Apply exchanges due at `step`, or all, in order of beginning; failed ones stay queued."""
         while (number := self._queue.first(step)) is not None:
             self._finish(number, outer, alpha)
             self._queue.drop_first()
@@ -408,7 +399,6 @@ class DiLoCo(RestartableOptimizer):
             self._metrics.outer_steps += 1
 
     def _take(self, number: int, read: _Read, alpha: float, buffers: list[Tensor]) -> None:
-        """Take outer weights and buffers, which the worker's first rank reads."""
         fragment = self._fragments[number]
         arrived = self._shared(fragment.count + sum(b.numel() for b in buffers), read)
         begin = time.perf_counter()
@@ -419,7 +409,6 @@ class DiLoCo(RestartableOptimizer):
         self._metrics.apply_s += time.perf_counter() - begin
 
     def _buffers_of(self, number: int, ending: bool = False) -> list[Tensor]:
-        """What is averaged with a fragment."""
         last = number == len(self._fragments) - 1
         return self._buffers if last and (ending or not self._eager) else []
 
@@ -432,7 +421,7 @@ class DiLoCo(RestartableOptimizer):
         return self._shared(self._fragments[number].count, read)
 
     def _shared(self, count: int, read: _Read) -> Tensor:
-        """`count` values that the worker's first rank reads, on all of its ranks."""
+        """Return on all ranks of the worker the `count` values that its first rank reads."""
         if self._group is None:
             parts = [part for part in read() if part.numel()]
             return parts[0] if len(parts) == 1 else joined([torch.empty(0), *parts])
@@ -446,7 +435,6 @@ class DiLoCo(RestartableOptimizer):
     # --- set-up and end ---
 
     def _terms(self) -> dict[str, object]:
-        """What must be equal on all ranks; local."""
         group, compression = self._how
         places = {parameter: place for place, parameter in enumerate(self._trained)}
         return {
@@ -466,9 +454,9 @@ class DiLoCo(RestartableOptimizer):
         }
 
     def _join(self, comm: Any, steps: int, had: list[tuple[Tensor, Tensor]]) -> None:
-        """Form workers of the ranks of `comm`, which begin where the one that has come furthest
-        is; collective over it, blocking. steps: that this rank has taken. had: outer weights and
-        velocity that it has of each fragment, or nothing.
+        """Form workers that start from the rank with the most steps; collective, blocking.
+
+        `had` holds this rank's outer weights and velocity per fragment, or nothing.
         """
         group, compression = self._how
         self._waits_for_ranks, self._left, self._aborted = True, False, False

@@ -1,8 +1,4 @@
-"""Outer gradients that wait for no exchange: a worker's own part is of now, that of the others of
-one period ago.
-
-Owns the formula. Never communicates. Source: Eager Updates (Kale et al., arXiv:2502.12996).
-"""
+"""EagerGradient: outer gradients that do not wait for an exchange."""
 
 from __future__ import annotations
 
@@ -12,20 +8,22 @@ __all__ = ["EagerGradient"]
 
 
 class EagerGradient:
-    """Of one fragment on one of `workers`. What a worker gives begin() counts in the outer steps of
-    all: in its own now, in those of the others one step later, with 1 / workers each.
+    """The outer gradient of one fragment on one of `workers`; local.
+
+    It is the worker's own current part plus the others' parts of one period ago, each weighted 1 /
+    workers. Source: Eager Updates (Kale et al., arXiv:2502.12996).
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._own: Tensor | None = None  # under way
-        self._others: Tensor | None = None  # arrived: their sum, over the number of workers
+        self._own: Tensor | None = None  # in the exchange under way
+        self._others: Tensor | None = None  # the others' parts that arrived, as sum / workers
 
     def begin(self, own: Tensor) -> Tensor:
-        """Return the gradient of the outer step to take now, as a new vector; local. own: how far
-        this worker came, which is kept, and must not change.
+        """Return the gradient of the outer step to take now, as a new vector; local.
 
-        The others' part is what has arrived, or 0.
+        `own` is this worker's pseudo-gradient; it is kept and must not change. The others' part is
+        what has arrived, or 0.
         """
         gradient = own / self._workers
         if self._others is not None:
@@ -34,9 +32,7 @@ class EagerGradient:
         return gradient
 
     def arrive(self, mean: Tensor) -> None:
-        """The mean over the workers of what they gave begin() last; local. A second call for the
-        same one does nothing.
-        """
+        """Store the mean of what workers last gave to begin(); idempotent, local."""
         if self._own is None:
             return
         self._others = mean.sub(self._own, alpha=1 / self._workers)
@@ -44,16 +40,15 @@ class EagerGradient:
 
     @property
     def late(self) -> Tensor | None:
-        """What has arrived, and no step has taken yet."""
+        """What has arrived and was not used in a step yet."""
         return self._others
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the next step needs, as copies; local."""
         kept = {"own": self._own, "others": self._others}
         return {name: vector.clone() for name, vector in kept.items() if vector is not None}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take it back; local. Without anything the others' part of the next step is 0."""
+        """Load a state; local. With an empty one the others' part of the next step is 0."""
         own, others = state.get("own"), state.get("others")
         self._own = None if own is None else own.clone()
         self._others = None if others is None else others.clone()

@@ -1,7 +1,4 @@
-"""Exchanges of fragments that have begun and are not applied yet, in order.
-
-Owns the thread in which they go on behind computation, and what they cost. Never changes weights.
-"""
+"""ExchangesUnderWay: the queue of exchanges that have begun and are not applied yet."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from torch import Tensor
 __all__ = ["ExchangesUnderWay", "Means", "Saved"]
 
 Means = tuple[Tensor, Tensor]
-"""Over workers: of the pseudo-gradient, and of the buffers, which are empty but for one fragment"""
+"""Means over workers: of the pseudo-gradient, and of the buffers (of one fragment, else empty)."""
 Saved = list[tuple[int, int, Means | None]]
-"""Of each exchange the fragment, the step after which it is applied, and what came"""
+"""For each exchange its fragment, the step after which it is applied, and the result."""
 
 
 @dataclass
@@ -34,9 +31,12 @@ class _UnderWay:
 
 
 class ExchangesUnderWay:
-    """Those of one rank; all ranks have the same ones. workers: those who exchange; None: this rank
-    does not. in_background: in a thread, and not in the call that begins one. guards: of what
-    workers hold alike of each fragment, or None; compared before an exchange.
+    """The pending exchanges of one rank, the same on all ranks.
+
+    Args:
+        workers: the ranks that exchange; None if this rank does not.
+        in_background: run exchanges in a thread, not in begin().
+        guards: compare, per fragment, what workers must hold equal before an exchange; or None.
     """
 
     def __init__(
@@ -53,9 +53,7 @@ class ExchangesUnderWay:
         self.node_bytes = self.sent_bytes = 0
 
     def begin(self, fragment: int, due: int, mine: Tensor, buffers: Tensor) -> None:
-        """Add one; collective over the workers, not blocking in the background. Without workers
-        the tensors are not looked at.
-        """
+        """Begin an exchange, due after step `due`; collective, not blocking in the background."""
         done: Future[Means] | None = None
         if self._workers is not None:
             if self._thread is not None:
@@ -64,31 +62,27 @@ class ExchangesUnderWay:
                 done = Future()
                 try:
                     done.set_result(self._average(fragment, due, mine, buffers))
-                except ReplicasDiffer as error:  # the worker's other ranks hear of it as well
+                except ReplicasDiffer as error:  # wait_first() raises it on the worker's ranks
                     done.set_exception(error)
         self._queue.append(_UnderWay(fragment, due, done))
 
     def first(self, step: int | None) -> int | None:
-        """Return the fragment of the first one, where it is due at the step, or at any step."""
+        """Return the fragment of the first exchange if it is due; for None, any exchange is."""
         if not self._queue or (step is not None and self._queue[0].due > step):
             return None
         return self._queue[0].fragment
 
     def wait_first(self) -> Means:
-        """Return what the first one gives; blocking.
-
-        It stays the first. Raises what it ended with.
-        """
+        """Return the result of the first exchange, or raise its error; blocking. It stays first."""
         done = self._queue[0].done
         assert done is not None
         return done.result()
 
     def drop_first(self) -> None:
-        """It was applied."""
         self._queue.pop(0)
 
     def drain(self) -> None:
-        """Wait for all of them, and forget them; blocking."""
+        """Wait for all exchanges and drop them; blocking."""
         while self._queue:
             done = self._queue[0].done
             if done is not None:
@@ -96,7 +90,7 @@ class ExchangesUnderWay:
             self._queue.pop(0)
 
     def saved(self) -> Saved:
-        """Return what came, for which it waits; without those from the first one on that failed."""
+        """Return the results, up to the first exchange that failed; blocking."""
         found: Saved = []
         for one in self._queue:
             if one.done is not None and (one.done.cancelled() or one.done.exception() is not None):
@@ -105,7 +99,7 @@ class ExchangesUnderWay:
         return found
 
     def load(self, saved: Saved) -> None:
-        """Go on from there; nothing may be under way."""
+        """Continue with saved exchanges; none may be under way."""
         for fragment, due, means in saved:
             done: Future[Means] | None = None
             if self._workers is not None and means is not None:
@@ -114,7 +108,6 @@ class ExchangesUnderWay:
             self._queue.append(_UnderWay(fragment, due, done))
 
     def added_to(self, metrics: DiLoCoMetrics) -> DiLoCoMetrics:
-        """Return the same with what the exchanges that have ended cost; local."""
         return replace(
             metrics,
             exchange_s=metrics.exchange_s + self.seconds,
@@ -123,9 +116,7 @@ class ExchangesUnderWay:
         )
 
     def close(self) -> None:
-        """Wait for what is under way, and end the thread; blocking. Where the wait is interrupted
-        the workers' communicator is broken, which ends it for all.
-        """
+        """Wait for exchanges and end the thread; blocking. An interrupt breaks `workers`."""
         try:
             if self._thread is not None:
                 self._thread.shutdown()
@@ -153,7 +144,7 @@ class ExchangesUnderWay:
         mean = self._exchanges[fragment].average(mine, due)
         if buffers.numel():
             workers.allreduce(buffers, "mean", out=buffers, name="buffers of DiLoCo")
-        now = workers.metrics()  # here: it waits for collectives of other threads
+        now = workers.metrics()  # in this thread, since it waits for running collectives
         self.node_bytes, self.sent_bytes = now.intra_bytes, now.inter_bytes_sent
         self.seconds += time.perf_counter() - begin
         return mean, buffers

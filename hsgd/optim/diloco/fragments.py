@@ -1,8 +1,6 @@
-"""Fragments of a model: which weights are exchanged together, and when.
+"""Fragments: parts of a model that are exchanged together, and when.
 
-Owns the outer weights and their velocity, where this rank has them. Never communicates. Source:
-Streaming DiLoCo (arXiv:2501.18512): fragments are exchanged at different steps, and what comes back
-is mixed into weights that have moved on.
+Source: Streaming DiLoCo (arXiv:2501.18512).
 """
 
 from __future__ import annotations
@@ -33,9 +31,10 @@ Fragments = int | Sequence[nn.Module | Iterable[Tensor]]
 class Fragment:
     """Some of the weights, and their outer values.
 
-    parameters: floating tensors, of any dtype and on any device. phase: the step of each period,
-    from 1, after which they take outer weights. outer: whether this rank keeps outer weights and
-    velocity.
+    Args:
+        parameters: floating tensors, of any dtype and device.
+        phase: the step of each period, from 1, after which the weights take outer weights.
+        outer: whether this rank keeps outer weights and velocity.
     """
 
     def __init__(self, parameters: Sequence[Tensor], phase: int, outer: bool) -> None:
@@ -48,7 +47,7 @@ class Fragment:
         self.taken = 0  # the step after which it took outer weights
 
     def start_from(self, outer_weights: Tensor, velocity: Tensor, step: int) -> None:
-        """Weights become these outer weights, which the fragment keeps if it keeps any; local."""
+        """Set the weights to these outer weights, and keep them if this rank keeps any; local."""
         if self.keeps_outer:
             self.outer_weights, self.velocity = outer_weights, velocity
         self.take(outer_weights, 0.0)
@@ -65,8 +64,8 @@ class Fragment:
     def pseudo_gradient(self) -> Tensor:
         """Return outer weights - weights, as a new vector; local.
 
-        Of a parameter with fewer digits than float32 outer weights count as what it can hold, so
-        that rounding is no progress.
+        For parameters with less precision than float32 the outer weights are rounded first, so that
+        rounding does not count as progress.
         """
         flat = torch.empty(self.count)
         places = (flat, self.outer_weights)
@@ -77,14 +76,14 @@ class Fragment:
         return flat
 
     def step(self, outer: Nesterov | None, mean: Tensor) -> None:
-        """The outer step; None: the outer weights become the mean of the workers'; local."""
+        """Make the outer step; if `outer` is None, take the mean of the workers' weights; local."""
         if outer is None:
             self.outer_weights.sub_(mean)
         else:
             outer.step(self.outer_weights, self.velocity, mean)
 
     def take(self, outer_weights: Tensor, alpha: float) -> None:
-        """weights = alpha * weights + (1 - alpha) * outer weights; local."""
+        """Set weights = alpha * weights + (1 - alpha) * outer weights; local."""
         views = views_of(outer_weights, self.parameters)
         for parameter, view in zip(self.parameters, views, strict=True):
             weight = parameter.detach()
@@ -95,8 +94,9 @@ class Fragment:
 
 
 def exchanged_of(params: nn.Module | Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Parameters that train, and a model's floating buffers; local. Raises TypeError where one is
-    not floating, ValueError where none trains.
+    """Return parameters that train, and a model's floating buffers; local.
+
+    Raises TypeError if one is not floating, ValueError if no parameter trains.
     """
     found, buffers = tensors_of(params, "DiLoCo")
     parameters = [p for p in found if p.requires_grad]
@@ -111,9 +111,9 @@ def exchanged_of(params: nn.Module | Iterable[Tensor]) -> tuple[list[Tensor], li
 def cut(parameters: Sequence[Tensor], fragments: Fragments) -> list[list[Tensor]]:
     """Return the parameters of each fragment; local.
 
-    fragments: so many, of consecutive parameters and about equal sizes, or a list of modules or
-        parameters, which together have each parameter once.
-    Raises ValueError where a number is too large, or a list leaves a parameter out or has it twice.
+    `fragments` is a number of fragments, which have consecutive parameters and similar sizes, or a
+    list of modules or parameters. Raises ValueError if the number is too large, or the list does
+    not contain each parameter once.
     """
     if isinstance(fragments, int):
         return _even(parameters, fragments)
@@ -132,10 +132,7 @@ def cut(parameters: Sequence[Tensor], fragments: Fragments) -> list[list[Tensor]
 def scheduled(
     parameters: Sequence[Tensor], fragments: Fragments, period: int
 ) -> list[tuple[list[Tensor], int]]:
-    """Return the parameters of each fragment, and its phase; local.
-
-    Raises as cut() and phases().
-    """
+    """Return the parameters and the phase of each fragment; local. Raises as cut() and phases()."""
     parts = cut(parameters, fragments)
     return list(zip(parts, phases(len(parts), period), strict=True))
 
@@ -162,10 +159,9 @@ def _even(parameters: Sequence[Tensor], number: int) -> list[list[Tensor]]:
 
 
 def phases(number: int, period: int) -> list[int]:
-    """Return the step of a period, from 1, after which each fragment takes outer weights: evenly
-    apart, the last one at the end; local.
+    """Return the steps of a period, from 1, after which fragments take outer weights; local.
 
-    Raises ValueError for more fragments than steps.
+    Steps are evenly spaced. Raises ValueError if there are more fragments than steps.
     """
     if number > period:
         raise ValueError(
@@ -176,9 +172,7 @@ def phases(number: int, period: int) -> list[int]:
 
 
 def check_saved(own: Mapping[str, Any], fragments: Sequence[Fragment], leads: bool) -> None:
-    """Raise ValueError where a saved state is of other fragments, or has none where this rank
-    `leads` the others, which take them from it; local.
-    """
+    """Raise ValueError if a saved state is of other fragments, or the leader's has none; local."""
     saved = [len(one["outer_weights"]) for one in own.get("fragments", [])]
     here = [fragment.count for fragment in fragments]
     if saved and saved != here:
@@ -191,7 +185,7 @@ def check_saved(own: Mapping[str, Any], fragments: Sequence[Fragment], leads: bo
 
 
 def check_schedule(sync_every: int, delay: int, alpha: float, eager: bool) -> None:
-    """Raise ValueError for steps and a share that cannot be; local."""
+    """Raise ValueError if steps or alpha are out of range; local."""
     if not isinstance(sync_every, int) or sync_every < 1:
         raise ValueError(f"DiLoCo: sync_every is {sync_every!r}; give steps, 1 or more")
     if not isinstance(delay, int) or not 0 <= delay < sync_every:

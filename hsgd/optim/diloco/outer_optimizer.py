@@ -1,8 +1,4 @@
-"""Outer optimizers: what is done with the mean of the workers' pseudo-gradients.
-
-Owns the formula. Never communicates. Source: torch.optim.SGD's Nesterov momentum (Sutskever et al.,
-2013), which DiLoCo uses (arXiv:2311.08105, algorithm 1).
-"""
+"""Nesterov: the outer optimizer, which uses the mean of the workers' pseudo-gradients."""
 
 from __future__ import annotations
 
@@ -15,12 +11,16 @@ __all__ = ["Nesterov"]
 
 @dataclass
 class Nesterov:
-    """v = momentum * v + g; weights -= lr * (g + momentum * v), where g is the mean
-    pseudo-gradient: how far the workers came, with the sign of a gradient.
+    """Nesterov momentum: v = momentum * v + g; weights -= lr * (g + momentum * v).
 
-    lr: 0.7 in DiLoCo; 1 with momentum=0 makes the weights the mean of the workers'. It may be
-        assigned between steps, alike on all ranks.
-    momentum: from 0 to below 1. nesterov: False: weights -= lr * v.
+    g is the mean pseudo-gradient, which has the sign of a gradient. Source: torch.optim.SGD's
+    Nesterov momentum (Sutskever et al., 2013), which DiLoCo uses (arXiv:2311.08105, algorithm 1).
+
+    Args:
+        lr: 0.7 in DiLoCo; 1 with momentum=0 takes the mean of the workers' weights. It may be
+            assigned between steps, equally on all ranks.
+        momentum: from 0 to below 1.
+        nesterov: False: weights -= lr * v.
     """
 
     lr: float = 0.7
@@ -34,7 +34,7 @@ class Nesterov:
             raise ValueError(f"Nesterov: momentum is {self.momentum}; give 0 or more, below 1")
 
     def step(self, weights: Tensor, velocity: Tensor, gradient: Tensor) -> None:
-        """One step, in place; local. All of one shape, float32; velocity is 0 at the beginning."""
+        """Make one step in place; local. Float32 of one shape; velocity starts at 0."""
         velocity.mul_(self.momentum).add_(gradient)
         if self.nesterov:
             weights.add_(gradient, alpha=-self.lr)
@@ -43,6 +43,6 @@ class Nesterov:
             weights.add_(velocity, alpha=-self.lr)
 
     def amend(self, weights: Tensor, velocity: Tensor, gradient: Tensor) -> None:
-        """As if `gradient` had been added to that of the last step, in place; local."""
+        """Correct the last step in place, as if its gradient had included `gradient`; local."""
         velocity.add_(gradient)
         weights.add_(gradient, alpha=-self.lr * (1 + self.momentum if self.nesterov else 1))

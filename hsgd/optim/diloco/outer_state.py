@@ -1,7 +1,4 @@
-"""The outer state of all fragments on one rank: saved, loaded, and made alike on all.
-
-Owns what is saved of a fragment, and which worker's state counts. Never decides when.
-"""
+"""The outer state of all fragments on one rank: saving, loading and averaging it."""
 
 from __future__ import annotations
 
@@ -48,9 +45,7 @@ class Exchanged(NamedTuple):
 def exchanged_here(
     fragments: Sequence[Fragment], compression: Compression, workers: Comm | None, count: int
 ) -> list[Exchanged]:
-    """Those of a rank that exchanges with `workers`; none where that is None; local. count: of
-    workers.
-    """
+    """Return this rank's fragments with their exchanges; none if `workers` is None; local."""
     if workers is None:
         return []
     exchanges = (
@@ -66,11 +61,10 @@ def exchanged_here(
 def guards_of(
     fragments: Sequence[Fragment], named: Sequence[tuple[str, Tensor]], rank: int, eager: bool
 ) -> list[ReplicaGuard | None]:
-    """Return a guard for each fragment, of its outer weights and momentum, which workers hold alike
-    when it is exchanged; None for eager updates, which make them each worker's own; local.
+    """Return a guard for the outer weights and momentum of each fragment; local.
 
-    named: all tensors. rank: this rank's number in errors. What is not trained may be a worker's
-    own, as a teacher that follows its student is.
+    With eager updates these differ between workers, so the guards are None. Tensors that do not
+    train are not compared, since a worker may have its own. `rank` is this rank's in errors.
     """
     if eager:
         return [None] * len(fragments)
@@ -92,9 +86,11 @@ def guards_of(
 
 
 def saved_alike(own: Mapping[str, Any], ranks: WorkerComms, steps: int, eager: int) -> bool:
-    """Return whether all ranks saved at the same step, `steps`, with as many workers and the same
-    exchanges under way; collective, blocking. eager: the period of eager updates, or 0: they must
-    have been made in the same way, and then each worker must have what it saved itself.
+    """Return whether the saved exchanges of all ranks fit together; collective, blocking.
+
+    All ranks must have saved at step `steps`, with the current number of workers and the same
+    pending exchanges. `eager` is the period of eager updates, or 0; it must be the saved one, and
+    with eager updates each worker must load what it saved itself.
     """
     workers, under_way = ranks.between, own["under_way"]
     complete = workers is None or None not in [means for *_, means in under_way]
@@ -108,7 +104,7 @@ def saved_alike(own: Mapping[str, Any], ranks: WorkerComms, steps: int, eager: i
 
 
 def saved_fragments(here: Sequence[Exchanged]) -> list[dict[str, Any]]:
-    """Return what load_fragments() takes back; local."""
+    """Return the state that load_fragments() loads; local."""
     return [
         {
             "outer_weights": fragment.outer_weights.clone(),
@@ -123,9 +119,10 @@ def saved_fragments(here: Sequence[Exchanged]) -> list[dict[str, Any]]:
 def load_fragments(
     own: Mapping[str, Any], here: Sequence[Exchanged], workers: Comm, same: bool, eager: bool
 ) -> None:
-    """Take it back; collective over the workers, blocking. own: DiLoCo's part of a state. same:
-    whether all ranks go on where they saved. eager: then each worker has outer weights of its own;
-    otherwise all have those of worker 0.
+    """Load DiLoCo's part of a state; collective over the workers, blocking.
+
+    `same` says whether all ranks continue from where they saved; with `eager` each worker then has
+    its own outer weights, otherwise all take worker 0's.
     """
     saved = own.get("fragments", [None] * len(here))
     for (fragment, exchange, gradient), one in zip(here, saved, strict=True):
@@ -142,10 +139,7 @@ def load_fragments(
 def kept_outer(
     state: Mapping[str, Any], fragments: Sequence[Fragment]
 ) -> tuple[int, list[tuple[Tensor, Tensor]]]:
-    """Return the steps, and outer weights and velocity of each fragment, of a whole state; local.
-
-    Raises ValueError for a state that has none, or of other fragments.
-    """
+    """Return steps, outer weights and velocity of a full state, else raise ValueError; local."""
     own = state.get("diloco")
     if own is None:
         raise ValueError("DiLoCo: give restart() a whole state, which state_dict() returned")
@@ -161,8 +155,9 @@ def take_outer(
     steps: int,
     had: Sequence[tuple[Tensor, Tensor]],
 ) -> None:
-    """Take outer weights and velocity of rank `source`, which `had` them, or its weights and 0;
-    collective over the ranks, blocking. steps: that it has taken.
+    """Copy the outer state of rank `source` to all ranks; collective, blocking.
+
+    If its `had` is empty, its weights and zero velocity are used.
     """
     for number, fragment in enumerate(fragments):
         weights = had[number][0].to("cpu", copy=True) if had else fragment.gathered()
@@ -173,16 +168,14 @@ def take_outer(
 
 
 def mean_outer(here: Exchanged, workers: Comm | None, outer: Nesterov) -> Tensor:
-    """Return the mean of _whole_outer()'s weights; collective over the workers, blocking."""
+    """Return the workers' mean of the corrected outer weights; collective over them, blocking."""
     assert workers is not None, "this rank exchanges"
     mean: Tensor = workers.allreduce(_whole_outer(here, outer)[0], "mean", name=_NAME)
     return mean
 
 
 def _whole_outer(here: Exchanged, outer: Nesterov) -> tuple[Tensor, Tensor]:
-    """Outer weights and velocity as if the last outer step had had all that has arrived since, as
-    new vectors; local.
-    """
+    """Return outer weights and velocity, corrected by what arrived since the last step; local."""
     weights, velocity = here.fragment.outer_weights.clone(), here.fragment.velocity.clone()
     if here.eager.late is not None:
         outer.amend(weights, velocity, here.eager.late)
@@ -192,9 +185,10 @@ def _whole_outer(here: Exchanged, outer: Nesterov) -> tuple[Tensor, Tensor]:
 def average_outer(
     here: Exchanged, workers: Comm | None, outer: Nesterov, exact: bool, extra: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean over the workers of _whole_outer(), as new vectors, and of `extra`, in place;
-    collective over the workers, blocking. exact: the fragment took outer weights after this
-    very step; otherwise the mean also has what the workers did since, without a step.
+    """Return the workers' mean of corrected outer weights and velocity; collective, blocking.
+
+    `extra` is averaged in place. `exact`: the fragment took outer weights after this very step;
+    otherwise the mean also includes the workers' progress since then.
     """
     assert workers is not None, "this rank exchanges"
     weights, velocity = _whole_outer(here, outer)
@@ -206,6 +200,6 @@ def average_outer(
 
 
 def go_on_from(here: Exchanged, weights: Tensor, velocity: Tensor) -> None:
-    """They are the outer state now, and nothing of before counts; local."""
+    """Set the outer state, and forget pending eager gradients; local."""
     here.fragment.outer_weights, here.fragment.velocity = weights, velocity
     here.eager.load_state_dict({})

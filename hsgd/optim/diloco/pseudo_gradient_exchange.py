@@ -1,8 +1,7 @@
-"""The mean of the workers' pseudo-gradients, in four forms of a message.
+"""Exchanges that average pseudo-gradients over the workers, in four message formats.
 
-Owns what was left out of earlier messages. Sources: both ways in int8 with error feedback on both
-sides, DoubleSqueeze (arXiv:1905.05957); top-k of each chunk with a decaying error, SparseLoCo
-(arXiv:2508.15706).
+Sources: int8 in both directions with error feedback on both sides, DoubleSqueeze
+(arXiv:1905.05957); top-k of each chunk with a decaying error, SparseLoCo (arXiv:2508.15706).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["Compression", "Exchange", "Int8", "TopK", "checked_compression", "ex
 
 @dataclass(frozen=True)
 class Int8:
-    """Each value in 8 bits, with a float32 scale for each `block` values: a quarter of them."""
+    """8 bits per value, with a float32 scale for each `block` values: a quarter of float32."""
 
     block: int = 256
 
@@ -32,12 +31,15 @@ class Int8:
 
 @dataclass(frozen=True)
 class TopK:
-    """Of each `chunk` values the share with the greatest magnitude, in bfloat16, and where they
-    are: 4 bytes for each of them, to every other worker.
+    """The share of the largest values in each chunk, in bfloat16, with their positions.
 
-    fraction: above 0, up to 1. chunk: up to 65536 values.
-    error_decay: what was not sent is multiplied by it before the next pseudo-gradient is added. 1
-        loses nothing; SparseLoCo uses 0.95, with an outer optimizer without momentum.
+    Each sent value costs 4 bytes, to every other worker.
+
+    Args:
+        fraction: above 0, up to 1.
+        chunk: up to 65536 values.
+        error_decay: the unsent rest is multiplied by it before the next pseudo-gradient is added. 1
+            loses nothing; SparseLoCo uses 0.95, with an outer optimizer without momentum.
     """
 
     fraction: float = 0.03
@@ -54,7 +56,7 @@ class TopK:
 
     @property
     def kept(self) -> int:
-        """Values of a chunk that are sent."""
+        """Number of values of a chunk that are sent."""
         return max(1, math.ceil(self.fraction * self.chunk))
 
 
@@ -62,23 +64,24 @@ Compression = Literal["bfloat16", "int8", "topk"] | Int8 | TopK | None
 
 
 class Exchange(Protocol):
-    """Makes one vector the mean over the workers, again and again."""
+    """Averages one vector over the workers, repeatedly."""
 
     def average(self, values: Tensor, due: int) -> Tensor:
-        """Return the mean over the workers of 1-d float32 `values`, the same bits on all of them,
-        in `values` or another tensor; collective over the workers, blocking, releases the GIL. due:
-        the step after which it is applied: workers that are at other steps do not meet.
+        """Return the workers' mean of 1-d float32 `values`, in place or in another tensor.
+
+        Collective over the workers, blocking, releases the GIL; the same bits on all of them. `due`
+        is the step after which the mean is applied; calls with different steps do not match.
         """
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what was left out so far, of this worker."""
+        """Return this worker's compression errors."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take it back. What does not fit, as with another number of workers, is dropped."""
+        """Load compression errors; drop those of another size."""
 
 
 def exchange_of(compression: Compression, comm: Comm, count: int, what: str) -> Exchange:
-    """For vectors of `count` values that are called `what` in errors; local."""
+    """Return an exchange for vectors of `count` values, called `what` in errors; local."""
     given = checked_compression(compression)
     if isinstance(given, Int8):
         return _Int8Exchange(comm, count, given, what)
@@ -88,7 +91,7 @@ def exchange_of(compression: Compression, comm: Comm, count: int, what: str) -> 
 
 
 def checked_compression(compression: Compression) -> Int8 | TopK | str | None:
-    """Return what it stands for; local. Raises ValueError for anything else."""
+    """Return the compression settings; local. Raises ValueError for unknown ones."""
     if compression == "int8":
         return Int8()
     if compression == "topk":
@@ -122,7 +125,7 @@ def _named(what: str, due: int) -> str:
 
 
 class _WithErrors:
-    """Vectors of what was left out, by name."""
+    """Keeps the compression errors by name."""
 
     def __init__(self, **errors: Tensor) -> None:
         self._errors = errors
@@ -140,13 +143,13 @@ class _WithErrors:
 
 
 class _Int8Exchange(_WithErrors):
-    """Each worker adds up one part of the vector: parts go there and come back in int8."""
+    """Each worker sums one part of the vector; parts are sent and returned in int8."""
 
     def __init__(self, comm: Comm, count: int, how: Int8, what: str) -> None:
         self._comm, self._count, self._block, self._what = comm, count, how.block, what
         blocks = max(1, -(-count // (how.block * comm.size)))  # of a part
         self._part = blocks * how.block
-        self._codes = 4 * blocks  # where they begin in a row: behind the scales
+        self._codes = 4 * blocks  # their offset in a row, after the scales
         self._row = -(-(self._codes + self._part) // 4) * 4
         super().__init__(sent=torch.zeros(self._part * comm.size), mean=torch.zeros(self._part))
 
@@ -192,7 +195,7 @@ class _Int8Exchange(_WithErrors):
 
 
 class _TopExchange(_WithErrors):
-    """Every worker gets what every worker kept."""
+    """Each worker sends its kept values to all workers."""
 
     def __init__(self, comm: Comm, count: int, how: TopK, what: str) -> None:
         self._comm, self._count, self._how, self._what = comm, count, how, what

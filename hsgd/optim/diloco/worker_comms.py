@@ -1,7 +1,4 @@
-"""The communicators of DiLoCo: all ranks, those of a worker, and those that speak for workers.
-
-Owns them, and that no rank waits for one that has failed. Never moves weights.
-"""
+"""WorkerComms: the communicators of DiLoCo, for all ranks, inside workers and between them."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ __all__ = ["WorkerComms"]
 
 
 class WorkerComms(OptimizerRanks):
-    """Made collectively over `comm`, blocking; None: this rank alone, local. group, parameters: as
-    DiLoCo's. alike: as WorkerGroup's. terms: as OptimizerRanks'.
+    """The communicators of one DiLoCo; made collectively over `comm`, blocking.
 
-    inside: this rank's worker, where it has several ranks.
-    Raises ValueError and TypeError for groups that cannot be, and what collectives raise.
+    None as `comm` is this rank alone, local. `inside` is this rank's worker, if it has several
+    ranks. `alike` is as for WorkerGroup, `terms` as for OptimizerRanks. Raises ValueError and
+    TypeError for impossible groups.
     """
 
     def __init__(
@@ -41,21 +38,19 @@ class WorkerComms(OptimizerRanks):
         self.inside: WorkerGroup | None = None
         super().__init__(comm, "DiLoCo", terms)
         try:
-            # One rank that waits for others is divided by no number.
+            # A single rank that waits for restart() cannot be divided.
             self._form(None if comm is None else group, parameters)
         except BaseException:
             self.leave(abort=True)
             raise
 
     def combine(self, number: int, op: Literal["min", "max"]) -> int:
-        """Combine all ranks' numbers; collective, blocking."""
         return int(self.comm.allreduce(np.array([number], np.int64), op, name="DiLoCo")[0])
 
     def furthest(self, steps: int, has_outer: bool) -> tuple[int, int, bool]:
-        """Return the lowest rank of those that have taken the most steps, of those with outer
-        weights where there are any; its steps; whether it has outer weights.
+        """Return rank, steps and `has_outer` of the rank to continue from; collective, blocking.
 
-        Collective, blocking.
+        It is the lowest rank with the most steps, if possible with outer weights.
         """
         size, rank = self.comm.size, self.comm.rank
         place = steps * size + size - 1 - rank
@@ -67,11 +62,10 @@ class WorkerComms(OptimizerRanks):
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Have a collective that fails in the block fail those in which other ranks wait for this
-        one, now and not at the deadline.
+        """Abort all communicators if a collective in the block fails, so that other ranks fail now.
 
-        The error names no rank by number where workers number them anew. Those who compared
-        replicas all have the error, which numbers ranks as `comm`.
+        The error has no rank if workers number ranks differently. All ranks that compared replicas
+        raise ReplicasDiffer anyway; it keeps the rank numbers of `comm`.
         """
         try:
             yield
@@ -84,7 +78,6 @@ class WorkerComms(OptimizerRanks):
             raise
 
     def leave(self, abort: bool = False) -> None:
-        """Close what was made; `abort`: so that nobody waits for this rank."""
         try:
             if self.inside is not None:
                 self.inside.unhook()
@@ -93,7 +86,6 @@ class WorkerComms(OptimizerRanks):
             super().leave(abort)
 
     def _form(self, group: Literal["node"] | int | None, parameters: Sequence[Tensor]) -> None:
-        """Form this rank's worker; collective, blocking."""
         if group is None:
             self.between = self.split(0)  # exchanges run in a thread of their own
             return

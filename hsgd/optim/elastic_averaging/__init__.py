@@ -1,3 +1,3 @@
-"""Elastic averaging (EASGD): workers held together by a centre."""
+"""Elastic averaging (EASGD): workers and a centre that attract each other."""
 
 __all__: list[str] = []

@@ -1,9 +1,8 @@
-"""ElasticAveraging: workers that train on their own and are held together by a centre.
+"""ElasticAveraging: workers that train locally, and a shared centre that attracts them.
 
-Owns when a worker exchanges with the box and what it does there. Never computes an update: the
-wrapped optimizer does. Sources: EASGD (Zhang, Choromanska, LeCun, arXiv:1412.6651) for the rule;
-ShmCaffe (Ahn et al., ICDCS 2018) for the shared box, the push in the background and the hybrid of
-synchronous groups, known from its abstract and public descriptions: our reconstruction.
+Sources: EASGD (Zhang, Choromanska, LeCun, arXiv:1412.6651) for the rule. ShmCaffe (Ahn et al.,
+ICDCS 2018) for the shared box, the push in the background and the hybrid of synchronous groups: our
+reconstruction from its abstract and public descriptions.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ _COMPRESSIONS = {None: torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass
 class EASGDMetrics:
-    """What a worker did since it was made. Seconds are of the calling thread, but for push_s."""
+    """Counters of a worker since it was made. Seconds are of the calling thread, except push_s."""
 
     steps: int = 0
     exchanges: int = 0
     wait_s: float = 0.0
-    """Waiting for the own push before, where the steps between were shorter."""
+    """Waits for the worker's previous push, if the steps between were shorter."""
     mix_s: float = 0.0
     """Reading the centre and moving the weights, in one pass."""
     follow_s: float = 0.0
-    """Hybrid: giving the move to the group, and averaging its buffers."""
+    """Hybrid: sending the move to the group, and averaging its buffers."""
     allreduce_s: float = 0.0
     """Hybrid: averaging gradients in the group."""
     push_s: float = 0.0
@@ -65,47 +64,52 @@ class EASGDMetrics:
     read_bytes: int = 0
     """Of the centre."""
     pushed_bytes: int = 0
-    """Given to the box."""
+    """Sent to the box."""
     group_bytes: int = 0
     """Hybrid: payload of the group's collectives."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """How many pushes had how many changes by others between their read and their end; between
-    nodes at most so many, as a read may have more than the version that it tells."""
+    """Number of pushes by the number of others' changes between their read and their end.
+
+    Between nodes it is an upper bound, as a read may be newer than the version it reports.
+    """
 
 
 class ElasticAveraging(WrappingOptimizer):
-    """Wraps an optimizer: each worker steps on its own gradients, and every `update_interval` steps
-    it and the centre attract each other; made collectively, then local.
+    """Wraps an optimizer: workers train locally; every few steps a worker and the centre attract.
 
-    u = weights - centre; weights -= pull_rate * u at once, and centre += moving_rate * u from a
-    thread in the background, for which the next exchange waits. Workers wait for nobody else.
+    With u = weights - centre, weights -= pull_rate * u at once, and a background thread makes
+    centre += moving_rate * u; the next exchange waits for it. Workers wait for nothing else.
+    Construction is collective, steps are local.
 
-    optimizer: any torch optimizer. params: the model, or its parameters: float32, C-contiguous, on
-        the CPU, equal in shape on all ranks; rank 0's values are where all begin. Of a model its
-        floating buffers, such as BatchNorm's statistics, are averaged too.
-    comm: the ranks: used here, by a group's steps, load_state_dict() and close().
-    mode: "async": each rank is a worker. "hybrid": each group is, in which gradients are averaged
-        in every step; its first rank exchanges and tells the others.
-    moving_rate: None is 0.9 / (workers + 1). From 2 / (workers + 1) or pi / (2 workers) on, the
-        less of them, the centre may swing ever wider (easgd_rate.py): a warning says so.
-    pull_rate: None is moving_rate, as in EASGD, where weights lose what the centre gets. 0.9 or so
-        keeps workers with data of their own near the centre, however many they are; moving_rate is
-        to be below 1 / workers then.
-    update_interval: steps between exchanges, or a trigger (hsgd.optim.triggers) that decides alike
-        on all ranks of a group.
-    group_size: ranks of a group, in rank order; None is the ranks of a node. Hybrid only.
-    order: "shmcaffe" exchanges after the optimizer's step, so that gradients are those of the moved
-        weights; "easgd" between the gradient and the step, as in the paper of that name.
-    stop_rule, max_steps: `done` turns true when worker 0 ("master"), any worker ("fastest") or the
-        average worker ("mean") has made max_steps steps; None: never.
-    compression: None, or "bfloat16": what is pushed is rounded before it is used, so that weights
-        lose what the centre gets.
-    overlap: False: push before step() returns, inside a node in the same pass over memory.
-    timeout_s: until a wait for the box gives up; None is the deadline of `comm`.
-    network: of the box, between nodes; see ParameterBox.over.
+    Args:
+        optimizer: any torch optimizer.
+        params: the model, or its parameters: float32, C-contiguous, on the CPU, equal in shape on
+            all ranks. All start from rank 0's values. A model's floating buffers, such as
+            BatchNorm's statistics, are averaged too.
+        comm: the ranks, used here and by group steps, load_state_dict() and close().
+        mode: "async": each rank is a worker. "hybrid": each group is one, which averages gradients
+            in every step; its first rank exchanges for the group.
+        moving_rate: None is 0.9 / (workers + 1). From min(2 / (workers + 1), pi / (2 workers)) on
+            the centre may oscillate with growing amplitude (easgd_rate.py), which a warning says.
+        pull_rate: None is moving_rate, as in EASGD: the weights lose what the centre gains. About
+            0.9 keeps workers with different data near the centre, whatever their number;
+            moving_rate must then be below 1 / workers.
+        update_interval: steps between exchanges, or a trigger (hsgd.optim.triggers) that decides
+            equally on all ranks of a group.
+        group_size: ranks of a group, in rank order; None is the ranks of a node. Hybrid only.
+        order: "shmcaffe" exchanges after the optimizer's step, so gradients are those of the moved
+            weights; "easgd" between gradient and step, as in the paper.
+        stop_rule: `done` becomes true when worker 0 ("master"), any worker ("fastest") or the
+            average worker ("mean") has made max_steps steps; max_steps=None never.
+        compression: None, or "bfloat16": the move is rounded before use, so that the weights lose
+            what the centre gains.
+        overlap: False: push before step() returns, inside a node in the same pass over memory.
+        timeout_s: limit of a wait for the box; None is the deadline of `comm`.
+        network: of the box, between nodes; see ParameterBox.over.
 
-    Raises CollectiveTimeout when a process was stopped within a change, and what the group's
-    collectives raise. A worker that dies leaves the centre whole and the other workers alone.
+    Raises:
+        CollectiveTimeout: a process was stopped within a change. A worker that dies leaves the
+            centre intact and the other workers undisturbed.
     """
 
     loads_together = True
@@ -114,7 +118,7 @@ class ElasticAveraging(WrappingOptimizer):
     _box: ParameterBox | None = None
     _progress: Progress | None = None
     _push: Future[None] | None = None
-    _made = 0  # the version that the last push made
+    _made = 0  # version of the centre after the last push
 
     def __init__(
         self,
@@ -154,7 +158,7 @@ class ElasticAveraging(WrappingOptimizer):
         self._ranks = OptimizerRanks(comm, "ElasticAveraging", terms)
         self._fixed = FixedParameters("ElasticAveraging", optimizer, given, self._parameters)
         broadcast_initial(comm, given, self._weights())
-        # A constant such as a mask of -inf has no distance from the centre's.
+        # For a constant such as a mask of -inf, the distance from the centre is not defined.
         self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
         self._group = self._join_group(group_size) if mode == "hybrid" else None
         self.workers, self._team = self._ranks.count, self._ranks.between
@@ -173,10 +177,10 @@ class ElasticAveraging(WrappingOptimizer):
         self._over = self._done = False
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
-        self._ranks.before_close(self._abandon)  # what was split off ends before it does
+        self._ranks.before_close(self._abandon)  # communicators split off it end first
 
     def _room_for_move(self, dtype: torch.dtype) -> Tensor:
-        """A vector for the move of all weights; in a group collective, and seen by all of it."""
+        """Return a vector for the move of all weights; in a group shared and collective."""
         count = sum(weight.numel() for weight in self._weights())
         if self._group is None:
             return torch.empty(count, dtype=dtype)
@@ -186,9 +190,7 @@ class ElasticAveraging(WrappingOptimizer):
     def _take(
         self, params: nn.Module | Sequence[Tensor], options: dict[str, Any]
     ) -> dict[str, object]:
-        """Take the arguments; local. Returns what must be equal on all ranks. Raises ValueError and
-        TypeError for what cannot be.
-        """
+        """Check and store the arguments; return what must be equal on all ranks; local."""
         _check(options)
         self._trigger = _trigger_of(options["update_interval"])
         self._parameters, self._buffers = tensors_of(params, "ElasticAveraging")
@@ -205,16 +207,14 @@ class ElasticAveraging(WrappingOptimizer):
     # --- what training scripts call ---
 
     def step(self, closure: Any = None) -> Any:
-        """Make one step of the wrapped optimizer, and an exchange when one is due; local, but for
-        the group's collectives.
+        """Step the wrapped optimizer, and exchange if due; local, in a group collective.
 
-        A closure is called once in a group, before the gradients are averaged.
+        A group calls a closure once, before it averages the gradients.
         """
         self._check_open()
         self._fixed.check(self._optimizer)
         value = None
         if self._group is not None and closure is not None:
-            # Its gradients are what the group averages.
             with torch.enable_grad():
                 value = closure()
             closure = None
@@ -239,24 +239,21 @@ class ElasticAveraging(WrappingOptimizer):
 
     @property
     def done(self) -> bool:
-        """Whether the stop rule has ended training, for all ranks of a group after the same step;
-        local.
-        """
+        """Whether the stop rule has ended training, on all ranks of a group after the same step."""
         return self._done
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients as torch does; local. A group zeroes them in place."""
+        """Reset gradients as torch does; local. A group zeroes them in place."""
         if self._group is not None:
             self._group.zero_gradients()
         else:
             self._optimizer.zero_grad(set_to_none)
 
     def metrics(self) -> EASGDMetrics:
-        """Return what this worker did since it was made; local."""
         return replace(self._metrics, staleness=self._metrics.staleness.copy())
 
     def finish_push(self) -> None:
-        """Return when this worker's last push is in the centre; blocking."""
+        """Wait until this worker's last push is in the centre; blocking."""
         if self._push is not None:
             push, self._push = self._push, None
             begin = time.perf_counter()
@@ -264,10 +261,7 @@ class ElasticAveraging(WrappingOptimizer):
             self._metrics.wait_s += time.perf_counter() - begin
 
     def consensus_distance(self) -> float:
-        """Return |weights - centre| after the own push; local.
-
-        NaN on ranks that do not exchange.
-        """
+        """Return |weights - centre| after the last push; local. NaN on ranks without a box."""
         if self._box is None:
             return math.nan
         self.finish_push()
@@ -276,8 +270,7 @@ class ElasticAveraging(WrappingOptimizer):
         return math.sqrt(squares)
 
     def centre(self) -> list[Tensor]:
-        """Return copies of the centre's tensors, in the order of the parameters, then buffers;
-        local.
+        """Return copies of the centre's parameters, then buffers; local.
 
         Raises HsgdError on ranks that do not exchange.
         """
@@ -285,9 +278,7 @@ class ElasticAveraging(WrappingOptimizer):
 
     @contextlib.contextmanager
     def at_centre(self) -> Iterator[None]:
-        """Give the weights the centre's values within the block; local, in a group collective: all
-        its ranks get what its first rank reads.
-        """
+        """Set the weights to the centre's values in the block; local, in a group collective."""
         weights = self._weights()
         with values_kept(weights):
             for weight, value in zip(weights, self._centre_of_all(), strict=True):
@@ -295,8 +286,9 @@ class ElasticAveraging(WrappingOptimizer):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's, and under "elastic" the centre, its version and the
-        trigger's state; local, waits for the last push.
+        """Return the wrapped optimizer's state, with the centre under "elastic"; local.
+
+        Waits for the last push. "elastic" also has the centre's version and the trigger's state.
         """
         state = self._optimizer.state_dict()
         own: dict[str, Any] = {"steps": self._metrics.steps, "trigger": self._trigger.state_dict()}
@@ -305,9 +297,7 @@ class ElasticAveraging(WrappingOptimizer):
         return {**state, "elastic": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load both parts; collective, blocking. Of the workers' centres the newest counts, that
-        of the highest version; of equal ones the first worker's.
-        """
+        """Load a state; the newest centre of all workers counts; collective, blocking."""
         self.finish_push()
         own = state_dict.get("elastic", {})
         sizes = [weight.numel() for weight in self._weights()]
@@ -329,17 +319,17 @@ class ElasticAveraging(WrappingOptimizer):
                 self._box.write(joined(own["centre"]))
             self._team.barrier()
             self._box.refresh()
-            self._team.barrier()  # nobody changes it before all have it
+            self._team.barrier()  # no worker changes it before all have read it
 
     def close(self) -> None:
-        """Finish the last push and let go of the box; collective between nodes. A second call does
-        nothing. The weights stay. Where the communicator is closed before, the last push may be
-        lost.
+        """Finish the last push and leave the box; collective between nodes. The weights stay.
+
+        A second call does nothing. If the communicator closes first, the last push may be lost.
         """
         if self._closed:
             return
         self._closed = True
-        with contextlib.ExitStack() as last_first:  # each of them, whatever the others raise
+        with contextlib.ExitStack() as last_first:  # calls each, even if another raises
             last_first.callback(self._ranks.leave)
             if self._group is not None:
                 last_first.callback(self._group.unhook)
@@ -375,7 +365,7 @@ class ElasticAveraging(WrappingOptimizer):
         self._trigger.reset(self._watched())
 
     def _watched(self) -> list[Tensor]:
-        """What the trigger sees: not the buffers, which differ between the ranks of a group."""
+        """Return what the trigger sees; not the buffers, which differ within a group."""
         return [parameter.detach() for parameter in self._parameters]
 
     def _exchange(self, weights: list[Tensor]) -> None:
@@ -411,11 +401,11 @@ class ElasticAveraging(WrappingOptimizer):
             self._delta.mul_(self.moving_rate / self.pull_rate)
         before, self._made = self._made, box.accumulate(self._delta)
         self._metrics.push_s += time.perf_counter() - begin
-        # A rank always reads its own push before, whichever version it is told.
+        # A rank's read always includes its own last push, whatever version the read reports.
         self._metrics.staleness[self._made - 1 - version - (before > version)] += 1
 
     def _read_centre(self) -> tuple[int, list[Tensor]]:
-        """A version that it has, and its tensors."""
+        """Return the centre's tensors, with a version that they include."""
         if self._box is None:
             raise HsgdError("ElasticAveraging.centre: this rank is not the first of its group")
         self.finish_push()
@@ -425,7 +415,6 @@ class ElasticAveraging(WrappingOptimizer):
         return version, views_of(flat, self._weights())
 
     def _centre_of_all(self) -> list[Tensor]:
-        """centre() on all ranks of a group."""
         if self._group is None:
             return self.centre()
         weights = self._weights()
@@ -436,7 +425,6 @@ class ElasticAveraging(WrappingOptimizer):
     # --- set-up ---
 
     def _weights(self) -> list[Tensor]:
-        """What is averaged, where it lies now."""
         return [tensor.detach() for tensor in (*self._parameters, *self._buffers)]
 
 

@@ -1,8 +1,6 @@
-"""Stop rules of elastic averaging: how workers without a common step learn that training is over.
+"""Progress: stop rules of elastic averaging, for workers without a common step.
 
-Owns two counters of the box and their meaning. Never waits for another node: what is counted there
-is told and asked from a thread. The rules are ShmCaffe's (Ahn et al., ICDCS 2018), after public
-descriptions.
+The rules are ShmCaffe's (Ahn et al., ICDCS 2018), after public descriptions.
 """
 
 from __future__ import annotations
@@ -27,17 +25,17 @@ _STEPS, _ENDED = range(COUNTERS)
 
 
 class Progress:
-    """One worker's view of how far all are; made collectively.
+    """One worker's view of the progress of all, kept in counters of the box; made collectively.
 
-    rule: training ends when worker 0 has done `target` steps ("master"), when any has ("fastest"),
-    or when the workers have on average ("mean"). When the master of this node dies, the others end
-    as with "fastest". target: None never ends.
+    Training ends when worker 0 ("master"), any worker ("fastest") or the workers on average
+    ("mean") have done `target` steps; None never ends it. If the master of this node dies,
+    "fastest" applies. A thread talks to counters on other nodes, so that the worker never waits.
     """
 
     def __init__(self, box: ParameterBox, comm: Comm, rule: StopRule, target: int | None) -> None:
         self._box, self._rule, self._target = box, rule, target
         self._first, self._workers = comm.rank == 0, comm.size
-        self._told = 0  # own steps that are in the counter
+        self._told = 0  # own steps that the counter includes
         self._over = False
         self._master = _watch_of(comm)
         self._watch_ends = weakref.finalize(self, _close_watch, self._master)
@@ -46,9 +44,9 @@ class Progress:
         self._telling: Future[bool] | None = None
 
     def report(self, steps: int) -> bool:
-        """Tell how many steps this worker has done; whether training is over.
+        """Count this worker's steps, and return whether training is over.
 
-        Of a counter on another node it says what the last answer said. Raises what the box does.
+        For a counter on another node this is the last known answer. Raises the box's errors.
         """
         if self._target is None or self._over:
             return self._over
@@ -61,7 +59,7 @@ class Progress:
             self._over = self._telling.result()
             self._telling = None
         if ends or (self._telling is None and not self._over):
-            # One at a time, but for the last: it is told behind the one that is under way.
+            # One report at a time; only the last one is queued behind a running report.
             self._telling = self._teller.submit(self._tell, steps, ends)
         self._over = self._over or ends
         return self._over
@@ -82,7 +80,7 @@ class Progress:
         return bool(ended.poll(0))
 
     def close(self) -> None:
-        """Return when all is told, and stop watching the master. Raises what the box does."""
+        """Finish the reports and stop watching the master; raises the box's errors."""
         if self._teller is not None:
             self._teller.shutdown()
         self._stop_watching()
@@ -106,7 +104,7 @@ def _close_watch(master: int) -> None:
 
 
 def _watch_of(comm: Comm) -> int:
-    """A pidfd of rank 0 where it can be seen from here, else -1."""
+    """Return a pidfd of rank 0, or -1 if that process is not visible from here."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
     own = np.array([[os.getpid(), namespace, comm.cross_rank]], np.int64)
     master = comm.allgather(own)[0]

@@ -1,3 +1,3 @@
-"""Local SGD whose ranks average their models in pairs."""
+"""Gossip: local SGD whose ranks average their models in pairs."""
 
 __all__: list[str] = []

@@ -1,7 +1,4 @@
-"""First moments of the wrapped optimizer, SGD's momentum_buffer or Adam's exp_avg, in an average.
-
-Owns what happens to them. Never communicates.
-"""
+"""FirstMoments: SGD's momentum_buffer or Adam's exp_avg when models are averaged."""
 
 from __future__ import annotations
 
@@ -19,9 +16,10 @@ _NAMES = ("momentum_buffer", "exp_avg")
 
 
 class FirstMoments:
-    """Local. how: as Gossip's `momentum`. parameters: those of the optimizer, each once.
+    """Keeps, averages or resets first moments; local.
 
-    vectors: what is averaged with the weights: all of them with "average", else nothing.
+    `vectors` are averaged with the weights: all moments for "average", else none. `how` is Gossip's
+    `momentum`; `parameters` has each parameter of the optimizer once.
     """
 
     def __init__(self, how: Momentum, parameters: Iterable[Tensor]) -> None:
@@ -31,7 +29,7 @@ class FirstMoments:
         self.vectors = self._flat.vectors
 
     def adopt(self, states: Mapping[Any, dict[str, Any]]) -> None:
-        """Make them views of `vectors`, as soon as they are there."""
+        """Make existing moments views of `vectors`."""
         places = self._flat.views.values()
         for parameter, place in zip(self._parameters, places, strict=True):
             state = states.get(parameter, {})
@@ -42,7 +40,7 @@ class FirstMoments:
                     state[name] = place
 
     def reset(self, states: Mapping[Any, dict[str, Any]]) -> None:
-        """Weights are new: make them 0 with "reset"."""
+        """Zero the moments for "reset", since the weights are new."""
         for state in states.values() if self._how == "reset" else ():
             for name in _NAMES:
                 if isinstance(state.get(name), Tensor):

@@ -1,7 +1,4 @@
-"""What Gossip tells of itself: counters of a rank, and figures of all models.
-
-Owns the names of the figures. Never measures.
-"""
+"""GossipMetrics and Scores: counters of a rank, and a figure of all models."""
 
 from __future__ import annotations
 
@@ -12,39 +9,38 @@ __all__ = ["GossipMetrics", "Scores"]
 
 @dataclass(frozen=True)
 class GossipMetrics:
-    """What this rank did since the beginning, or a resumed state."""
+    """Counters of this rank since its start, including those of a loaded state."""
 
     steps: int
     triggers: int
     """Steps in which the trigger, or max_interval, called for an exchange."""
     asked: int
-    """Requests that this rank made, again after a refusal included."""
+    """Requests that this rank made, including repeated ones after a refusal."""
     averaged: int
-    """Averages that took place, asked for by this rank or by its peer."""
+    """Averages that were made, requested by this rank or by its peer."""
     refused: int
-    """Requests of this rank that a peer refused, or did not live to answer."""
+    """Requests of this rank that a peer refused, or died before it answered."""
     skipped: int
-    """Calls for an exchange for which there was nobody to ask."""
+    """Calls for an exchange without a free peer."""
     global_averages: int
     messages: int
-    """Of averages in pairs, those without weights included."""
+    """Messages of averages in pairs, including those without weights."""
     local_bytes: int
-    """Weights and halves that passed through shared memory, and what this rank read and wrote there
-    for global averages."""
+    """Weights and halves through shared memory, and this rank's global averages there."""
     remote_bytes: int
-    """What this rank sent to other nodes for either."""
+    """Bytes that this rank sent to other nodes, for pairs and global averages."""
     last_distance: float
-    """|w_peer - w| of the last average; nan before."""
+    """|w_peer - w| of the last average; NaN before the first."""
     lost: tuple[int, ...]
     """Ranks that are skipped because they died or left."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One figure of all models; higher is better."""
+    """A score of all models; higher is better."""
 
     own: float
     worst: float
     average: float
     mean_model: float
-    """Of the model whose weights are the mean over ranks."""
+    """Score of the model whose weights are the mean over ranks."""

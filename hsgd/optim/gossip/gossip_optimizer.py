@@ -1,10 +1,7 @@
-"""Gossip: local SGD whose ranks average their models in pairs, when a trigger says so.
+"""Gossip: local SGD whose ranks average their models in pairs when a trigger says so.
 
-Owns what a training script calls: the step, the metrics and the comparison of models. Source: the
-adaptive gossip of Ho, Wu and Liu (CCGRID 2018), of which we know the abstract: models are exchanged
-according to the change of the local model. The rest is our reconstruction; the exchange of a pair
-is in pair_averaging.py, when and with whom in communication_triggers.py and topology.py. Rounds of
-`outer` are in noloco.py.
+Source: adaptive gossip (Ho, Wu, Liu, CCGRID 2018), which exchanges models according to the change
+of the local model; reconstructed from its abstract.
 """
 
 from __future__ import annotations
@@ -46,44 +43,47 @@ _SETTLE_LOOK_S = 1e-4
 
 
 class Gossip(RestartableOptimizer):
-    """Wraps an optimizer: each rank steps on its own gradients, and averages its weights with one
-    peer at a time; collective, blocking. step() is local, and waits for nobody.
+    """Wraps an optimizer: ranks train locally and average their weights with one peer at a time.
 
-    optimizer: any torch optimizer. Schedulers take this object.
-    params: the tensors that are averaged, or a model: its trainable parameters, and its floating
-        buffers as `buffers` are. Dense, floating, on the CPU, equal in shapes and dtypes on all
-        ranks. They become views of one vector. Rank 0's values are sent to all first.
-    comm: the ranks, or a process group of torch.distributed of any backend. None: this call is
-        local, and restart() gives them before the first step.
-    trigger: when to average, one object for each rank; None is RelativeChange(0.05), with
-        `outer` FixedPeriod(50).
-    topology: "random", "ring", "exponential2", a graph or a Topology; see hsgd.optim.Topology.
-    max_interval: average at the latest after so many steps without; None: no such limit.
-    global_average_every: after so many steps, again and again, all ranks average all their models,
-        which is collective and blocking; None: never.
-    momentum: what happens to SGD's momentum_buffer, or Adam's exp_avg, in an average: "keep",
-        "average" (with the weights; twice the bytes) or "reset" to 0.
-    compression: None, "bfloat16" or "float16": what weights travel as. Both sides apply the same
-        rounded difference, so sums are kept, but models differ by as much afterwards.
-    hierarchical: gradients are averaged inside groups in every step, and the first ranks of the
-        groups gossip. step() is then collective in its group.
-    group_size: ranks of a group, which follow one another; None is the node.
-    buffers: floating tensors that are averaged too, such as BatchNorm's statistics.
-    patience_s: how long step() waits for the answer of the peer that it asked. 0 goes on at once
-        and takes the answer in a later step. None is 0, and with `outer` the deadline of `comm`.
-    outer: "noloco", or NoLoCo(lr, momentum, pull): whenever the trigger says so, ranks meet in
-        pairs that `seed` draws for each round, wait for each other, at most for `patience_s`, and
-        take an outer step (arXiv:2506.10911). A rank whose partner is late, or dead, takes it
-        alone. Triggers must say so equally often on all ranks. Not with a topology, compression
-        or network="mpi".
-    network: what carries weights between nodes, "sockets", "mpi", which needs
-        MPI_THREAD_MULTIPLE, or "auto"; see hsgd.NotifiedWindow. Over MPI a rank that dies on
-        another node ends the job, and one that stands still may hold up its neighbours.
-    seed: of random topologies, equal on all ranks.
-    timeout_s: until close() and settle() give up; None is the deadline of `comm`.
+    Construction is collective and blocking; step() is local and does not wait. The answer of a slow
+    peer is used when it arrives, and the peer is asked again only then; a peer that died is skipped
+    with a warning.
 
-    A peer that is slow has its answer taken when it comes, and is asked again only after; one that
-    died is left out, with a warning. Raises ValueError for arguments and tensors that cannot work.
+    Args:
+        optimizer: any torch optimizer. Schedulers take this object.
+        params: the tensors to average, or a model: its trainable parameters, and its floating
+            buffers as `buffers`. Dense, floating, on the CPU, equal in shape and dtype on all
+            ranks. They become views of one vector and start from rank 0's values.
+        comm: the ranks, or a torch.distributed process group of any backend. None: this call is
+            local, and restart() sets the ranks before the first step.
+        trigger: when to average, one object per rank; None is RelativeChange(0.05), with `outer`
+            FixedPeriod(50).
+        topology: "random", "ring", "exponential2", a graph or a Topology; see hsgd.optim.Topology.
+        max_interval: average after so many steps without an average; None: no limit.
+        global_average_every: every so many steps all ranks average all models, which is collective
+            and blocking; None: never.
+        momentum: SGD's momentum_buffer, or Adam's exp_avg, in an average: "keep", "average" (with
+            the weights; twice the bytes) or "reset" to 0.
+        compression: None, "bfloat16" or "float16": how weights are sent. Both sides apply the same
+            rounded difference, so sums are kept, but models differ by the rounding.
+        hierarchical: groups average gradients in every step, and their first ranks gossip. step()
+            is then collective in the group.
+        group_size: number of consecutive ranks in a group; None is the node.
+        buffers: floating tensors that are averaged too, such as BatchNorm's statistics.
+        patience_s: how long step() waits for the peer's answer. 0 continues at once and uses the
+            answer in a later step. None is 0, or with `outer` the deadline of `comm`.
+        outer: "noloco", or NoLoCo(lr, momentum, pull): at each trigger, ranks meet in random pairs,
+            wait for the partner at most `patience_s`, and take an outer step (arXiv:2506.10911),
+            alone if the partner is late or dead. Triggers must fire equally often on all ranks. Not
+            with a topology, compression or network="mpi".
+        network: between nodes: "sockets", "mpi", which needs MPI_THREAD_MULTIPLE, or "auto"; see
+            hsgd.NotifiedWindow. Over MPI a rank that dies on another node ends the job, and a
+            stopped one may delay its neighbours.
+        seed: of random topologies and pairs, equal on all ranks.
+        timeout_s: limit of close() and settle(); None is the deadline of `comm`.
+
+    Raises:
+        ValueError, TypeError: an argument or tensor is invalid.
     """
 
     _ranks: GossipRanks
@@ -141,19 +141,20 @@ class Gossip(RestartableOptimizer):
         self._turns = Turns(self._trigger, Topology("random", 1), 0, max_interval)
         self._steps, self._distance = 0, float("nan")
         self._counts = dict.fromkeys(("asked", "averaged", "refused", "global_averages"), 0)
-        self._global_bytes = np.zeros(2, np.int64)  # inside the node, and to others
-        self._earlier = Traffic()  # with the ranks of before a restart
+        self._global_bytes = np.zeros(2, np.int64)  # inside the node, and to other nodes
+        self._earlier = Traffic()  # of the time before a restart
         self._pairs: PairAverager | None = None
         self._rounds: OuterRounds | None = None
-        self._kept_outer: Mapping[str, Any] | None = None  # of rounds that are over
+        self._kept_outer: Mapping[str, Any] | None = None  # state of rounds that have ended
         self._was_in = self._has_called = False  # see Past
         self._join(comm)
 
     # --- what training scripts call ---
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Make the optimizer's own step, and what gossip there is to do; local and not blocking,
-        but for `patience_s`, `hierarchical` and `global_average_every`.
+        """Step the wrapped optimizer, then take part in gossip.
+
+        Local and not blocking, except for `patience_s`, `hierarchical` and `global_average_every`.
         """
         self._check_open()
         self._fixed.check(self._optimizer)
@@ -173,7 +174,7 @@ class Gossip(RestartableOptimizer):
         return result
 
     def global_average(self) -> None:
-        """Make all models the mean over ranks; collective, blocking. Settles before."""
+        """Settle, then make all models the mean over ranks; collective, blocking."""
         self.settle()
         before = self._comm.metrics()
         with torch.no_grad():
@@ -190,9 +191,9 @@ class Gossip(RestartableOptimizer):
         self._counts["global_averages"] += 1
 
     def settle(self) -> None:
-        """Return when no average of any rank is half done; collective, blocking. For saving models
-        whose sum is to be exact. No weights change between the return of the first rank and that
-        of the last.
+        """Wait until all averages of all ranks are complete; collective, blocking.
+
+        No weights change between the first and the last return, so saved models have an exact sum.
         """
         self._check_ranks()
         with torch.no_grad():
@@ -205,8 +206,8 @@ class Gossip(RestartableOptimizer):
                 time.sleep(_SETTLE_LOOK_S)
             here.wait()
             self._tell_group(True)
-            # A rank that leaves may ask at once, and one that still looks would answer: so nobody
-            # leaves before all have stopped looking.
+            # A rank that returns may ask at once, and a rank that still polls would answer. So no
+            # rank returns before all have stopped polling.
             self._comm.barrier()
             if self._pairs is not None and self._pairs.open:
                 late = ", ".join(map(str, self._pairs.open))
@@ -223,7 +224,7 @@ class Gossip(RestartableOptimizer):
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[None]:
-        """Give the tensors the mean over ranks within the block; collective, blocking."""
+        """Set the tensors to the mean over ranks in the block; collective, blocking."""
         vectors = [*self._flat.vectors, *self._extra.vectors]
         with values_kept(vectors):
             for vector in vectors:
@@ -231,7 +232,7 @@ class Gossip(RestartableOptimizer):
             yield
 
     def compare(self, score: Callable[[], float]) -> Scores:
-        """Call `score` with this rank's model, and with the mean one; collective, blocking."""
+        """Call `score` with this rank's model and with the mean model; collective, blocking."""
         own = float(score())
         every = self._comm.allgather(np.array([own]), name="scores")
         with self.mean_model():
@@ -239,7 +240,6 @@ class Gossip(RestartableOptimizer):
         return Scores(own, float(every.min()), float(every.mean()), mean)
 
     def metrics(self) -> GossipMetrics:
-        """Return counters of this rank; local."""
         exchange = self._exchange()
         traffic = self._earlier if exchange is None else self._earlier.plus(exchange.traffic)
         inside, between = self._global_bytes.tolist()
@@ -256,10 +256,7 @@ class Gossip(RestartableOptimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's and, under "gossip", where this rank's gossip is; local.
-
-        The weights are the model's.
-        """
+        """Return the wrapped optimizer's state, with this rank's gossip under "gossip"; local."""
         state = self._optimizer.state_dict()
         state["gossip"] = {
             "turns": self._turns.state_dict(),
@@ -274,8 +271,10 @@ class Gossip(RestartableOptimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back; local. A wrapped optimizer's own will do too; outer weights are then the
-        model's, which is to be loaded before.
+        """Load a state; local.
+
+        A state without "gossip" is accepted; outer weights then start from the model, which must be
+        loaded first.
         """
         gossip = state_dict.get("gossip")
         self._load(state_dict)
@@ -287,27 +286,26 @@ class Gossip(RestartableOptimizer):
             self._kept_outer = None if gossip is None else gossip.get("outer")
 
     def abort(self) -> None:
-        """Wait for no partner, and end what waits in groups with an error; local, never blocks,
-        from any thread. What all ranks do together ends with their communicator. restart() may
-        follow.
+        """Stop waiting for partners, and fail waits in groups; local, from any thread.
+
+        Never blocks. Collectives of all ranks end with their communicator. restart() may follow.
         """
         super().abort()
         if (exchange := self._exchange()) is not None:
             exchange.stop_waiting()
 
     def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
-        """Go on with the ranks of another communicator, after some were lost or have joined;
-        collective over it, blocking. Pairs of before are broken: nobody waits there.
+        """Continue with another communicator after ranks were lost or joined; collective, blocking.
 
-        comm: as when it was made; graphs and Topology objects must be for as many ranks.
-        state_dict: a copy of what this rank's state_dict() gave, to go back there first; the
-            weights of then are to be loaded before.
-        All ranks begin with the mean of the models of those that were in it before, or where none
-        was, have taken steps; models that are not finite are left out. With `outer` they are the
-        outer weights, and velocities become their mean as well. Steps and rounds are those of the
-        rank that has taken most, and so is the trigger on ranks that have taken others, or did not
-        call it. Each rank, or group, keeps the state of its wrapped optimizer. Where it raises,
-        another restart() may follow.
+        Old pairs are broken, so no rank waits there. `comm` is as in the constructor; graphs and
+        Topology objects must fit the number of ranks. `state_dict` is a copy of this rank's
+        state_dict(), which is loaded first; the model of that time must be loaded before.
+
+        All ranks start from the mean of the finite models of ranks that were in before, or if there
+        are none, that have taken steps. With `outer` the mean is the outer weights, and velocities
+        are averaged as well. Steps and rounds are those of the rank with the most steps; so is the
+        trigger on ranks that have other steps or have not called it. Each rank or group keeps its
+        inner optimizer's state. If it raises, another restart() may follow.
         """
         self._check_not_closed()
         if state_dict is not None and "gossip" not in state_dict:
@@ -322,11 +320,10 @@ class Gossip(RestartableOptimizer):
         self._join(comm)
 
     def close(self) -> None:
-        """Take the last answers and leave; local, but collective between nodes and in groups. A
-        second call does nothing. The weights stay as they are. Models can still be compared, but
-        not over a process group.
+        """Take the last answers and leave; collective between nodes and in groups, else local.
 
-        Raises CollectiveTimeout naming peers that did not answer, or did not take an answer.
+        A second call does nothing. The weights stay. Models can still be compared, but not over a
+        process group. Raises CollectiveTimeout naming peers that did not answer or take an answer.
         """
         if self._closed:
             return
@@ -345,7 +342,7 @@ class Gossip(RestartableOptimizer):
             self._ranks.leave(abort=False)
 
     def _leave(self, abort: bool) -> None:
-        """Without waiting in any case: a half that was committed here may get lost then."""
+        """Leave without waiting; an average that was committed here may be lost on the peer."""
         if self._rounds is not None:
             self._kept_outer = self._rounds.state_dict()
         try:
@@ -362,7 +359,7 @@ class Gossip(RestartableOptimizer):
     # --- set-up ---
 
     def _join(self, comm: Any) -> None:
-        """Begin together with the ranks of `comm`; collective over it, blocking."""
+        """Start together with the ranks of `comm`; collective over it, blocking."""
         self._waits_for_ranks, self._left, self._aborted = True, False, False
         self._ranks = ranks = GossipRanks(comm, *self._groups, self._fixed.named(), self._terms)
         try:
@@ -370,7 +367,7 @@ class Gossip(RestartableOptimizer):
             self._timeout_s = usual if given is None else given
             waits = 0.0 if self._rule is None else self._timeout_s
             self._patience_s = waits if self._given_patience_s is None else self._given_patience_s
-            # One rank that waits for others is in nobody's graph.
+            # A single rank that waits for restart() is in no graph.
             graph = graph_of("random" if comm is None else self._topology, ranks.count, self._seed)
             with torch.no_grad():
                 self._start(ranks, graph)
@@ -383,7 +380,7 @@ class Gossip(RestartableOptimizer):
         ranks.before_close(self._comm_closes)
 
     def _start(self, ranks: GossipRanks, graph: Topology) -> None:
-        """Begin where the others do, and form pairs; collective, blocking."""
+        """Agree on the start, and form pairs; collective, blocking."""
         self._share_inner_state(ranks.inside, self._steps)
         comm, outer, vectors = ranks.comm, self._kept_outer or {}, self._flat.vectors
         own = self._steps, outer.get("rounds", 0), outer.get("velocity")
@@ -421,12 +418,10 @@ class Gossip(RestartableOptimizer):
             self._moments.reset(self.state)
 
     def _exchange(self) -> PairAverager | PairRounds | None:
-        """What this rank meets others in."""
-        rounds = self._rounds  # once: abort() is called from other threads
+        rounds = self._rounds  # read once, since abort() runs in other threads
         return self._pairs if rounds is None else rounds.pairs
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
-        """All but outer weights."""
         self._load_wrapped(dict(state_dict), "gossip")
         self._moments.adopt(self.state)
         if (gossip := state_dict.get("gossip")) is not None:
@@ -435,13 +430,12 @@ class Gossip(RestartableOptimizer):
             self._counts.update(gossip["counts"])
 
     def _averaged(self) -> list[Tensor]:
-        """All that goes into an average."""
         return [*self._flat.vectors, *self._extra.vectors, *self._moments.vectors]
 
     # --- a step ---
 
     def _gossip(self) -> bool:
-        """Take and give answers, and ask when it is time; whether weights changed."""
+        """Use and give answers, and ask a peer if due; return whether weights changed."""
         if self._rounds is not None:
             return self._take_round(self._rounds)
         if self._pairs is None:
@@ -459,7 +453,7 @@ class Gossip(RestartableOptimizer):
         return changed
 
     def _take_round(self, rounds: OuterRounds) -> bool:
-        """An outer step when it is time; whether weights changed."""
+        """Make an outer step if due; return whether weights changed."""
         if not self._turns.due(self._steps, self._watched, self._rate()):
             return False
         met = rounds.step(self._patience_s)
@@ -470,7 +464,7 @@ class Gossip(RestartableOptimizer):
         return True
 
     def _note(self, done: list[Averaged]) -> bool:
-        """Count what happened; whether weights changed."""
+        """Count the averages; return whether weights changed."""
         committed = [entry for entry in done if entry.committed]
         self._counts["averaged"] += len(committed)
         self._counts["refused"] += sum(entry.asked and not entry.committed for entry in done)
@@ -487,12 +481,10 @@ class Gossip(RestartableOptimizer):
         return bool(committed)
 
     def _mixed(self) -> None:
-        """The weights are new."""
         self._turns.reset(self._watched)
         self._moments.reset(self.state)
 
     def _tell_group(self, changed: bool) -> None:
-        """Give a group the weights of its first rank, if these changed."""
         if self._ranks.inside is not None and self._ranks.tell_group(self._averaged(), changed):
             self._moments.reset(self.state)  # as the first rank has done
 

@@ -1,7 +1,4 @@
-"""The ranks of a Gossip: all of them, those of a group, and those that gossip for their groups.
-
-Owns the communicators, and what the ranks of a group give one another. Never averages weights.
-"""
+"""GossipRanks: the communicators of a Gossip, for all ranks, groups and their first ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +17,11 @@ __all__ = ["GossipRanks", "distance_from_mean"]
 
 
 class GossipRanks(OptimizerRanks):
-    """Made collectively over `comm`, blocking; None: this rank alone, local. hierarchical,
-    group_size: as Gossip's. alike: tensors with their names that the ranks of a group hold alike.
-    terms: as OptimizerRanks'.
+    """The ranks of one Gossip; made collectively over `comm`, blocking.
 
-    inside: this rank's group, where there are groups. Those of `between` gossip.
-    Raises ValueError and TypeError for what cannot be, and what collectives raise.
+    None as `comm` is this rank alone, local. `inside` is this rank's group, if there are groups;
+    the ranks of `between` gossip. `alike` has (name, tensor) pairs that are equal within a group;
+    `terms` is as for OptimizerRanks. Raises ValueError and TypeError for invalid groups.
     """
 
     def __init__(
@@ -40,16 +36,16 @@ class GossipRanks(OptimizerRanks):
         self._guard = ReplicaGuard(lambda: list(alike), rank=self.comm.rank)
         self.inside: Comm | None = None
         try:
-            if hierarchical and comm is not None:  # one rank that waits for others has no group
+            if hierarchical and comm is not None:  # a single rank has no group
                 self.inside = self.divide(group_size, "Gossip: group_size")
         except BaseException:
             self.leave(abort=True)
             raise
 
     def average_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Average those of the group; collective in it, blocking.
+        """Average gradients in the group; collective in it, blocking.
 
-        Where nobody has a gradient there is none, or weight decay would move the tensor. Raises
+        A tensor without a gradient on all ranks gets none, since weight decay would move it. Raises
         ReplicasDiffer on all ranks of the group.
         """
         assert self.inside is not None, "there are groups"
@@ -65,8 +61,9 @@ class GossipRanks(OptimizerRanks):
                 parameter.grad.copy_(gradient)
 
     def tell_group(self, vectors: Sequence[Tensor], changed: bool) -> bool:
-        """Give the group its first rank's vectors, if that has `changed` them; collective in it,
-        blocking. Whether it had.
+        """Copy the first rank's vectors to its group if they `changed` there, and return that.
+
+        Collective in the group, blocking.
         """
         assert self.inside is not None, "there are groups"
         flag = np.array([changed], np.uint8)

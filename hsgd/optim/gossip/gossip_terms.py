@@ -1,7 +1,4 @@
-"""What ranks that gossip agree on, and what a Gossip cannot be asked for.
-
-Owns the refusals of its options. Never changes anything.
-"""
+"""Checks of Gossip's options, and what its ranks must agree on."""
 
 from __future__ import annotations
 
@@ -23,13 +20,14 @@ WIRE = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def usual_trigger(outer: object) -> Trigger:
-    """Return the trigger if none is given; local. Partners of NoLoCo meet in the same steps."""
+    """Return the default trigger; local. Partners of NoLoCo must meet in the same steps."""
     return RelativeChange(0.05) if outer is None else FixedPeriod(50)
 
 
 def checked_rule(trigger: Any, options: Mapping[str, Any]) -> NoLoCo | None:
-    """Return what `outer` means; local. options: Gossip's, by name. Raises ValueError and TypeError
-    for those that cannot be.
+    """Check Gossip's options, and return the rule that `outer` names; local.
+
+    Raises ValueError and TypeError for invalid options.
     """
     if not isinstance(trigger, Trigger):
         raise TypeError(
@@ -43,7 +41,7 @@ def checked_rule(trigger: Any, options: Mapping[str, Any]) -> NoLoCo | None:
     check_choice("Gossip: momentum", options["momentum"], get_args(Momentum))
     check_choice("Gossip: compression", options["compression"], WIRE)
     if isinstance(options["topology"], str):
-        Topology(options["topology"], 1)  # or a wrong name would show on many ranks only
+        Topology(options["topology"], 1)  # so that a wrong name fails on a single rank too
     if options["group_size"] is not None and not options["hierarchical"]:
         raise ValueError("Gossip: group_size is for hierarchical=True")
     outer = options["outer"]
@@ -65,9 +63,7 @@ def terms_of(
     params: nn.Module | Sequence[Tensor],
     buffers: Sequence[Tensor],
 ) -> dict[str, object]:
-    """Return what must be equal on all ranks; local. The trigger, which may be another on each
-    rank, only where partners meet in the same steps.
-    """
+    """Return what must be equal on all ranks; the trigger only if partners meet; local."""
     terms = {**options, "topology": described(options["topology"]), "outer": rule}
     if rule is not None:
         terms["trigger"] = trigger

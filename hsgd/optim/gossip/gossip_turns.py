@@ -1,8 +1,4 @@
-"""Whom a rank of Gossip asks, step by step: the trigger says when, the topology with whom.
-
-Owns the rank's place in its order of peers, and what it remembers of calls that came to nothing.
-Never communicates.
-"""
+"""Turns: which peer a rank of Gossip asks in which step."""
 
 from __future__ import annotations
 
@@ -18,15 +14,16 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """The calls of one rank; local.
+    """The requests of one rank: the trigger says when, the topology whom; local.
 
-    place: this rank in the topology. max_interval: call at the latest after so many steps without
-    an average. remote: peers with whom requests that cross are one average, and no waste.
+    If ranks choose one another, both may ask in the same step, and their requests would cross. So
+    the higher rank yields, unless the peer is remote: it waits one step for the peer's request
+    before it asks. A rank whose next peer has asked it first counts that as its own turn.
 
-    Where ranks choose one another, both may call in the same step, and two requests would cross. So
-    the higher rank yields, unless the other is remote: it looks for the other's request for one
-    step before it asks. And a rank whose next peer has asked it before it called itself takes that
-    as its own turn.
+    Args:
+        place: this rank's number in the topology.
+        max_interval: ask after so many steps without an average.
+        remote: peers for which crossing requests make one average, so that yielding is not needed.
     """
 
     def __init__(
@@ -43,12 +40,12 @@ class Turns:
         self._turn = 0
         self._silent = 0  # steps since the last average, or request
         self._since_call = 0  # steps since the trigger last called
-        self._owed = False  # a request was refused
+        self._owed = False  # a request was refused, so another peer is asked
         self._yielded: int | None = None
-        self._met_next = False  # the peer of the next turn came first
+        self._met_next = False  # the peer of the next turn has asked this rank
 
     def go_on_among(self, topology: Topology, place: int, remote: Collection[int]) -> None:
-        """Go on among other ranks, and forget what is remembered of single ones."""
+        """Continue among other ranks; forget what concerns single peers."""
         self._topology, self._place, self._remote = topology, place, remote
         self._owed, self._yielded, self._met_next = False, None, False
 
@@ -58,10 +55,10 @@ class Turns:
         self._trigger.reset(params)
 
     def note(self, done: Iterable[Averaged]) -> None:
-        """Take notice of averages and refusals."""
+        """Record averages and refusals."""
         for entry in done:
             if not entry.committed:
-                self._owed = self._owed or entry.asked  # the next step asks somebody else
+                self._owed = self._owed or entry.asked  # the next step asks another peer
             elif entry.peer == self._yielded:
                 self._yielded = None
             elif not entry.asked and self._topology.mutual:
@@ -71,7 +68,7 @@ class Turns:
     def next(
         self, step: int, params: Sequence[Tensor], lr: float, busy: Collection[int]
     ) -> list[int]:
-        """Return whom to ask after local step `step`; `busy` cannot be asked now."""
+        """Return the peers to ask after local step `step`, without those in `busy`."""
         due = self.due(step, params, lr)
         chosen = [] if self._yielded is None else [self._yielded]
         self._yielded = None
@@ -84,7 +81,7 @@ class Turns:
         return chosen
 
     def due(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Return whether there is an exchange after local step `step`; once for each step."""
+        """Return whether to exchange after local step `step`; call it once per step."""
         self._silent += 1
         self._since_call += 1
         due = self._trigger.step(step, params, lr)
@@ -94,8 +91,9 @@ class Turns:
         return due
 
     def _is_met(self) -> bool:
-        """Whether the peer of this turn has just asked this rank, so that the pair is done. Just:
-        less than half of the time since the last call ago.
+        """Return whether this turn's peer has recently asked this rank.
+
+        "Recently" is less than half of the time since the last call ago.
         """
         return self._met_next and 2 * (self._silent - 1) < self._since_call
 
@@ -113,11 +111,10 @@ class Turns:
 
     @property
     def yields(self) -> bool:
-        """Whether a request is put off for a step."""
+        """Whether a request is postponed by one step."""
         return self._yielded is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this rank is, with its trigger."""
         return {
             "trigger": self._trigger.state_dict(),
             "triggers": self.triggers,
@@ -131,7 +128,6 @@ class Turns:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self._trigger.load_state_dict(state["trigger"])
         self.triggers, self.skipped = state["triggers"], state["skipped"]
         self._turn, self._silent = state["turn"], state["silent"]

@@ -1,7 +1,4 @@
-"""Where the ranks of a Gossip begin together: at first, and after some were lost or have joined.
-
-Owns whose weights count. Never forms pairs.
-"""
+"""start_together: the common start of the ranks of a Gossip, at first and after a restart."""
 
 from __future__ import annotations
 
@@ -21,25 +18,25 @@ __all__ = ["Past", "Start", "start_together"]
 
 @dataclass(frozen=True)
 class Past:
-    """What a rank has behind it."""
+    """A rank's history."""
 
     steps: int = 0
     rounds: int = 0
     velocity: Sequence[Tensor] | None = None
     """Of outer steps."""
     was_in: bool = False
-    """Whether it had other ranks before: one that is new may have loaded some old state."""
+    """Whether it had other ranks before; a new rank may have loaded an old state."""
     has_called: bool = False
     """Whether its trigger has seen its steps."""
 
 
 class Start(NamedTuple):
-    """What is alike on all ranks then."""
+    """The common start, equal on all ranks."""
 
     steps: int
     rounds: int
     velocity: list[Tensor] | None
-    """Of outer steps; None: no rank has any."""
+    """Of outer steps; None if no rank has any."""
     source: int
     """The rank whose trigger counts: the one that has called it in most steps."""
     takes: list[bool]
@@ -49,12 +46,12 @@ class Start(NamedTuple):
 def start_together(
     comm: Comm, past: Past, weights: Sequence[Tensor], others: Sequence[Tensor]
 ) -> Start:
-    """Make weights, and other vectors such as buffers, the mean over the ranks that count and whose
-    vectors are finite; collective, blocking. Those count that were in it before, or where none was,
-    that have taken steps. Where there are none all become those of the lowest rank that counts, or
-    of rank 0. Where it raises, each vector is as it was, or what all begin with.
+    """Average weights and other vectors over the ranks that count; collective, blocking.
 
-    past: this rank's. Its velocity has as many vectors as `weights`.
+    Ranks count if they were in before, or if no rank was, if they have taken steps; vectors that
+    are not finite are left out. If none remain, all take those of the lowest rank that counts, or
+    rank 0's. If it raises, each vector is either unchanged or already the common one. `past` is
+    this rank's; its velocity has as many vectors as `weights`.
     """
     own = [*weights, *others]
     finite = _finite(own)
@@ -92,7 +89,7 @@ def _finite(vectors: Sequence[Tensor]) -> bool:
 
 
 def _mean_of(comm: Comm, vector: Tensor, counting: np.ndarray) -> Tensor:
-    """The mean over the ranks that count, as a new vector of float32 at least."""
+    """Return the mean over the ranks that count, as a new vector of at least float32."""
     whole = at_least_float32(vector)
     share = whole / int(counting.sum()) if counting[comm.rank] else torch.zeros_like(whole)
     comm.allreduce(share, "sum", out=share, name="weights of Gossip")

@@ -1,8 +1,7 @@
-"""NoLoCo: workers that train on their own, and take an outer step with one partner in each round.
+"""NoLoCo: workers train locally, and take an outer step with one partner per round.
 
-Owns the formula and the outer weights. Never chooses when, and never waits but for the partner of a
-round. Source: NoLoCo (arXiv:2506.10911), in the form of the authors' program: the pull towards the
-partner has the weight of the outer learning rate.
+Source: NoLoCo (arXiv:2506.10911), in the form of the authors' program: the pull towards the partner
+is weighted with the outer learning rate.
 """
 
 from __future__ import annotations
@@ -24,12 +23,15 @@ __all__ = ["NoLoCo", "OuterRounds"]
 
 @dataclass(frozen=True)
 class NoLoCo:
-    """With outer weights w, and the progress d of local training since the last round, means over
-    the pair: v = momentum * v + lr * mean(d) + pull * (mean(w) - w); w += v. A rank without a
-    partner is a pair of its own.
+    """Outer step of a pair: v = momentum * v + lr * mean(d) + pull * (mean(w) - w); w += v.
 
-    lr: above 0. momentum: from 0 to below 1. pull: 0 or more; None is `lr`. Defaults are those of
-        the authors' trainings.
+    w are outer weights, d is the local progress since the last round, means are over the pair; a
+    rank without a partner is a pair by itself. Defaults are those of the authors' trainings.
+
+    Args:
+        lr: above 0.
+        momentum: from 0 to below 1.
+        pull: 0 or more; None is `lr`.
     """
 
     lr: float = 0.7
@@ -45,9 +47,7 @@ class NoLoCo:
             raise ValueError(f"NoLoCo: pull is {self.pull}; give 0 or more, or None for lr")
 
     def step(self, weights: Tensor, velocity: Tensor, progress: Tensor, mean: Tensor) -> None:
-        """Make one step of `weights`, in place; local. progress: its mean over the pair. mean: that
-        of the pair's outer weights.
-        """
+        """Step in place; `progress` and `mean` (of outer weights) are the pair's means; local."""
         pull = self.lr if self.pull is None else self.pull
         velocity.mul_(self.momentum).add_(progress, alpha=self.lr)
         velocity.add_(mean - weights, alpha=pull)
@@ -55,10 +55,12 @@ class NoLoCo:
 
 
 class OuterRounds:
-    """Outer weights of one rank, and its rounds; collective, blocking. step() waits for one rank.
+    """Outer weights and rounds of one rank; collective, blocking. step() waits for one rank.
 
-    weights: the vectors that local training changes. also: vectors of which each round makes the
-    mean of the pair, such as buffers. seed: of the pairs, equal on all ranks.
+    Args:
+        weights: the vectors that local training changes.
+        also: vectors that each round averages over the pair, such as buffers.
+        seed: of the pairs, equal on all ranks.
     """
 
     def __init__(
@@ -81,9 +83,9 @@ class OuterRounds:
         self.pairs = PairRounds(comm, like, timeout_s, remote_only=remote_only)
 
     def step(self, patience_s: float) -> Averaged | None:
-        """Make the next round; blocking for at most `patience_s`. Weights are outer weights then.
+        """Make the next round, and set weights to outer weights; blocks at most `patience_s`.
 
-        None: this rank had no partner. `committed` says whether its partner took part.
+        Returns None if this rank had no partner; `committed` says whether the partner took part.
         """
         self._number += 1
         progress = [
@@ -101,7 +103,7 @@ class OuterRounds:
             squares = sum(
                 square(their - slow) for their, slow in zip(theirs[:count], self._slow, strict=True)
             )
-            # A partner that diverged is left alone.
+            # Ignore a partner that diverged.
             if not all(bool(torch.isfinite(part).all()) for part in theirs):
                 theirs = None
         if theirs is not None:
@@ -119,19 +121,18 @@ class OuterRounds:
         return Averaged(partner, True, committed, math.sqrt(squares) if committed else math.nan)
 
     def restart(self) -> None:
-        """Take the weights as outer weights from here on; local."""
+        """Take the weights as outer weights; local."""
         for slow, weight in zip(self._slow, self._weights, strict=True):
             slow.copy_(weight)
 
     def go_on(self, velocity: Sequence[Tensor] | None, rounds: int) -> None:
-        """Take the weights as outer weights after so many rounds; None: at rest. Local."""
+        """Take the weights as outer weights after `rounds` rounds; local."""
         self.restart()
         for mine, given in zip(self._velocity, velocity or self._velocity, strict=True):
             mine.copy_(given)
         self._number = rounds
 
     def state_dict(self) -> dict[str, Any]:
-        """Return outer weights, velocity and the number of rounds."""
         return {
             "weights": [slow.clone() for slow in self._slow],
             "velocity": [velocity.clone() for velocity in self._velocity],
@@ -139,10 +140,7 @@ class OuterRounds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back; all ranks together, or they meet in other rounds.
-
-        Raises ValueError for rounds that this job has left behind: partners know their numbers.
-        """
+        """Load a state on all ranks together; raises ValueError for a round already passed."""
         if state["rounds"] < self._number:
             raise ValueError(
                 f"Gossip: this state is of round {state['rounds']}, the job is at {self._number}; "
@@ -158,5 +156,5 @@ class OuterRounds:
 
 
 def _mean(one: Tensor, other: Tensor) -> Tensor:
-    """The same bits on both sides, whichever of them is one's own."""
+    """Return the mean, with the same bits on both sides."""
     return (one + other) / 2

@@ -1,24 +1,23 @@
-"""Averaging in pairs: both sides apply their half or neither does, and nobody waits for the other.
+"""PairAverager: averages models in pairs; both ranks apply their half, or neither does.
 
-Owns the protocol and its places in a NotifiedWindow's segments. Never chooses partners, and never
-touches the weights but in poll(). Protocol: ours.
+The protocol, which is ours::
 
-    asker                                     the asked, at its own step boundary
-      copies its weights s into a lane  -->     d = (s - w) / 2 in the lane itself, w += d
-      w -= d, when it looks again       <--     "committed", or "refused": the lane means nothing
+    asker                                 asked rank, at its own step boundary
+    copies its weights s into a lane  --> d = (s - w) / 2 in the lane itself, w += d
+    w -= d, at its next poll()        <-- "committed", or "refused": the lane means nothing
 
-Only the asked decides, and says so in one store, so there is nothing to agree on: a committed half
-waits in the asker's own segment however late it looks, and one that is not committed never was. The
-asker goes on computing meanwhile; a peer that does not answer holds a lane and nothing else.
+Only the asked rank decides, in a single store. A committed half waits in the asker's segment,
+however late the asker looks. The asker computes meanwhile; a peer that does not answer only
+occupies a lane.
 
-Two ranks that ask each other at once would swap their weights instead of averaging them. They know
-such a request by its stamp, which says how many of the other's were answered before it was made.
-Inside a node the lower rank refuses it. Between nodes each has what the other sent, so that nothing
-has to go back: the higher rank adds half of the difference of the two snapshots and says "crossed",
-then the lower takes the same half and says so too. Until then both snapshots stay where they are.
+Two ranks that ask each other at once would swap their weights instead of averaging them. They
+detect this by the request's stamp, the number of the peer's requests answered before it. Inside a
+node the lower rank refuses such a request. Between nodes each rank has what the other sent: the
+higher rank adds half of the difference of the two snapshots and answers "crossed", then the lower
+one takes the same half and answers so too. Until then both snapshots stay in place.
 
-A rank that leaves says so in the slot of its answers and repeats the last one, since a version
-overwrites the one before. tests/models/gossip.pml checks all this in all interleavings, and that it
+A rank that leaves says so in its answer slot and repeats the last answer, since a version
+overwrites the one before. tests/models/gossip.pml checks all interleavings, and that the protocol
 fails without each of these rules.
 """
 
@@ -43,41 +42,40 @@ from torch import Tensor
 __all__ = ["LEFT", "Averaged", "PairAverager", "Traffic"]
 
 LEFT = "it closed its Gossip"
-"""Why a peer that did not die is lost."""
+"""Reason why a peer that did not die is lost."""
 
-_GONE = 1 << 62  # added to the last answer by a rank that answers no more
+_GONE = 1 << 62  # a rank that leaves adds it to its last answer
 _REFUSED, _COMMITTED, _CROSSED = range(3)  # an answer's version is 4 * the request's number + this
 _ANSWERS = 4
-_LANES = 16  # the most; a request's version is its number, its stamp of 30 bits and its lane
+_LANES = 16  # the maximum; a request's version is its number, its stamp (30 bits) and its lane
 _USUAL_LANES = 4
 _STAMPS = 1 << 30
-_DEATH_CHECK_S = 0.5  # how often a peer that does not answer is looked after
+_DEATH_CHECK_S = 0.5  # between checks whether a peer that does not answer has died
 _LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
 class Averaged:
-    """What happened with one peer."""
+    """The outcome of a request with one peer."""
 
     peer: int
     asked: bool
-    """Whether this rank was the asker; both are where requests crossed between nodes."""
+    """Whether this rank was the asker; both ranks are if requests crossed between nodes."""
     committed: bool
     """False: the peer refused, left or died, and nothing changed on either side."""
     distance: float
-    """|w_peer - w| where this rank was asked, else of the snapshot that it had sent."""
+    """|w_peer - w| if this rank was asked, else the distance of the snapshot that it sent."""
 
 
 @dataclass
 class Traffic:
-    """What this rank put into others' memory; control is counted as messages of no bytes."""
+    """What this rank wrote into others' memory; control messages have no bytes."""
 
     messages: int = 0
     local_bytes: int = 0
     remote_bytes: int = 0
 
     def plus(self, other: Traffic) -> Traffic:
-        """Return both together."""
         return Traffic(
             self.messages + other.messages,
             self.local_bytes + other.local_bytes,
@@ -90,27 +88,28 @@ class _Open:
     number: int
     lane: int
     since: float
-    crossed: bool = False  # this rank has applied its half, and the peer not yet
+    crossed: bool = False  # this rank has applied its half, the peer has not yet
 
 
 class PairAverager:
-    """Collective, blocking; poll(), ask() and wait() are local.
+    """Averages pairs of models; made collectively, blocking. poll(), ask() and wait() are local.
 
-    weights: contiguous 1-d CPU tensors, which poll() changes in place; shapes and dtypes equal on
-        all ranks. Integers are halved downwards, so that sums are exact.
-    neighbours: of each rank; symmetric.
-    wire_dtype: what floating weights travel as; None is their own. Both sides apply the same
-        rounded difference.
-    lanes: requests of this rank that may be open, 1 to 16, equal on all ranks; each costs a copy of
-        the weights, and a peer that does not answer holds one. A neighbour on another node costs
-        one more. None is one for each neighbour, up to 4.
-    network: what carries weights between nodes, "sockets" or "mpi"; see hsgd.NotifiedWindow. Over
-        MPI a peer on another node that dies ends the job, and one that stands still may hold up
-        its neighbours.
-    timeout_s: until close() gives up on open requests; None is the deadline of `comm`.
-    remote_only: over the network inside the node too, for tests.
+    Args:
+        weights: contiguous 1-d CPU tensors, which poll() changes in place; shapes and dtypes equal
+            on all ranks. Integers are halved downwards, so that sums are exact.
+        neighbours: of each rank; symmetric.
+        wire_dtype: dtype of floating weights on the way; None is their own. Both sides apply the
+            same rounded difference.
+        lanes: number of requests that may be open, 1 to 16, equal on all ranks; None is one per
+            neighbour, up to 4. Each costs a copy of the weights; so does each neighbour on another
+            node.
+        network: between nodes: "sockets" or "mpi"; see hsgd.NotifiedWindow. Over MPI a peer on
+            another node that dies ends the job, and a stopped one may delay its neighbours.
+        timeout_s: limit of close() for open requests; None is the deadline of `comm`.
+        remote_only: use the network inside the node too, for tests.
 
-    Raises ValueError for weights that cannot be used.
+    Raises:
+        ValueError: the weights or lanes are invalid.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class PairAverager:
             timeout_s=timeout_s,
             remote_only=remote_only,
             network=choose_network(comm, network, "Gossip", any_thread=True),
-            forgiving=True,  # a peer that stands still holds up nobody else
+            forgiving=True,  # a stopped peer does not delay others
         )
         self._own = torch.from_numpy(self._window.segment())
         self._segments = {
@@ -164,10 +163,10 @@ class PairAverager:
         self._answers = dict.fromkeys(self._peers, 0)  # the last answer to each
         self._mixed = dict.fromkeys(self._peers, 0)  # the last request that was not refused
         self._put_off = dict.fromkeys(self._peers, 0)  # a request that crossed an open one
-        self._halves: dict[int, int] = {}  # tickets of the last half that went to each
+        self._halves: dict[int, int] = {}  # tickets of the last half sent to each
         self._checked = 0.0
         self.lost: dict[int, str] = {}
-        """Peers that died or left, and why; they are not asked any more."""
+        """Peers that died or left, and why; they are not asked again."""
         self.traffic = Traffic()
         self._closed = False
         self._waits = True
@@ -181,19 +180,19 @@ class PairAverager:
 
     @property
     def remote(self) -> frozenset[int]:
-        """Neighbours on other nodes: a request that crosses one of theirs is one average there."""
+        """Neighbours on other nodes, with whom crossing requests make one average."""
         return frozenset(self._remote[self._rank])
 
     @property
     def model_bytes(self) -> int:
-        """What one copy of the weights is on its way."""
+        """Bytes of one copy of the weights on the way."""
         return sum(view.numel() * view.element_size() for view in self._places.views(self._own, 0))
 
     def ask(self, peer: int) -> bool:
-        """Offer the weights as they are now to `peer`; local, not blocking.
+        """Offer the current weights to `peer`; local, not blocking.
 
-        Returns False, and does nothing, when the peer has not answered the last time, is lost, or
-        all lanes are in use.
+        Returns False, without effect, if the peer has an open request or is lost, or all lanes are
+        used.
         """
         if peer in self._open or peer in self.lost or not self._free:
             return False
@@ -213,28 +212,28 @@ class PairAverager:
         return True
 
     def poll(self) -> list[Averaged]:
-        """Apply what peers have answered, and answer those that ask; local, not blocking.
+        """Apply the peers' answers, and answer their requests; local, not blocking.
 
-        To be called where the weights may change: between optimizer.step() and the next forward
-        pass.
+        Call it when the weights may change: between optimizer.step() and the next forward pass.
         """
         done = [entry for peer in list(self._open) for entry in self._collect(peer)]
         for peer in self._peers:
             version = self._window.test(self._request_slot(peer))
             if version <= self._seen[peer]:
                 continue
-            done += self._collect(peer)  # what it answered before it asked, or as they crossed
+            done += self._collect(peer)  # the peer's answer, if it came before its request
             if version <= self._seen[peer] or self._puts_off(peer, version):
                 continue
             self._seen[peer] = version
-            if not self._left(peer):  # or else it would never apply its half
+            if not self._left(peer):  # a peer that left would never apply its half
                 done.append(self._answer(peer, version))
         return done + self._look_after()
 
     def wait(self, limit_s: float) -> list[Averaged]:
-        """Poll until no own request is open, at most for `limit_s`; local, blocking.
+        """Poll until no request of this rank is open; local, blocks at most `limit_s`.
 
-        Requests of others are answered meanwhile, so ranks that wait for one another do not lock.
+        Other ranks' requests are answered meanwhile, so ranks that wait for each other do not
+        deadlock.
         """
         deadline = time.monotonic() + limit_s
         done = self.poll()
@@ -255,11 +254,11 @@ class PairAverager:
         return done
 
     def stop_waiting(self) -> None:
-        """Have wait() return, now and from here on; local, never blocks, from any thread."""
+        """Make wait() return, now and in future; local, never blocks, from any thread."""
         self._waits = False
 
     def abandon(self) -> None:
-        """Leave without waiting for anybody; local."""
+        """Leave without waiting; local."""
         self._closed = True
         if not self._window.closed:
             if self._driver is not None:
@@ -267,17 +266,19 @@ class PairAverager:
             self._window.close(waits=False)
 
     def close(self) -> list[Averaged]:
-        """Wait for open requests, answer what has come, and leave; local, blocking up to the
-        deadline for answers and again for what was sent, but collective over MPI. A second call
-        does nothing.
+        """Wait for open requests, answer those that have come, and leave.
 
-        Raises CollectiveTimeout naming peers that have not answered, of which cannot be known
-        whether they committed, and those that have not taken a half which this rank committed.
+        Local, but collective over MPI; blocks up to the deadline for answers, and again for what
+        was sent. A second call does nothing.
+
+        Raises:
+            CollectiveTimeout: names peers that did not answer, and may have committed, and peers
+                that did not take a half which this rank committed.
         """
         if self._closed:
             return []
         self._closed = True
-        if self._window.closed:  # with its communicator
+        if self._window.closed:  # it closes with its communicator
             return []
         try:
             done = self.wait(self._timeout_s)
@@ -308,7 +309,7 @@ class PairAverager:
     # --- places ---
 
     def _inbox(self, peer: int) -> int:
-        """Where this rank's weights go in the segment of a peer on another node."""
+        """Return the place of this rank's weights in the segment of a peer on another node."""
         asks = self._remote[peer]
         return (
             (self._lanes + asks.index(self._rank)) * self._places.nbytes
@@ -328,9 +329,7 @@ class PairAverager:
         return peer in self.lost or self._window.test(self._answer_slot(peer)) >= _GONE
 
     def _send(self, peer: int, slot: int, version: int, here: int | None, there: int) -> int:
-        """Notify a peer; one on another node gets the lane at `here` of this segment too. Returns
-        the ticket.
-        """
+        """Notify a peer, with the lane at `here` if it is on another node; return the ticket."""
         pieces: list[tuple[Any, int]] = []
         self.traffic.messages += 1
         if peer in self._segments:
@@ -350,7 +349,7 @@ class PairAverager:
         blocks, mine = self._places.views(memory, here), self._weights
         own = self._open.get(peer)
         crossed = own is not None and stamp < own.number and peer not in self._segments
-        if own is not None and crossed:  # here the higher rank: the lower one has put it off
+        if own is not None and crossed:  # on the higher rank: the lower one postpones it
             mine = self._places.views(self._own, own.lane * self._places.nbytes)
         refused = self._rank < peer and stamp < self._mixed[peer]
         distance = math.nan if refused else self._halve(blocks, mine)
@@ -363,7 +362,7 @@ class PairAverager:
             own.crossed = True
         answer = _CROSSED if crossed else _COMMITTED if committed else _REFUSED
         self._answers[peer] = _ANSWERS * number + answer
-        # The half is applied here first: an asker that sees the version may ask again at once.
+        # Apply this half first: an asker that sees the version may ask again at once.
         sent = here if answer == _COMMITTED else None
         slot = self._answer_slot(self._rank)
         ticket = self._send(peer, slot, self._answers[peer], sent, place)
@@ -372,8 +371,9 @@ class PairAverager:
         return Averaged(peer, crossed, committed, distance)
 
     def _puts_off(self, peer: int, version: int) -> bool:
-        """Whether a request has crossed an open one of this rank, the lower one, between nodes: the
-        peer's answer to that is for both.
+        """Return whether a request crossed an open one of this rank, the lower one, between nodes.
+
+        The peer's answer to the open request then counts for both.
         """
         stamp = _parts_of(version)[1]
         if peer in self._segments or peer not in self._open:
@@ -387,8 +387,9 @@ class PairAverager:
         return (self._lanes + self._remote[self._rank].index(peer)) * self._places.nbytes
 
     def _halve(self, blocks: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-        """Make of a peer's weights half of the difference to others; its whole norm. Weights that
-        are not finite anywhere give no finite norm, and are refused.
+        """Replace a peer's weights by half of the difference; return the norm of the difference.
+
+        Weights that are not finite give a norm that is not finite, and are refused.
         """
         squares = 0.0
         for block, weight in zip(blocks, others, strict=True):
@@ -403,7 +404,6 @@ class PairAverager:
         return math.sqrt(squares) if squares >= 0 else math.nan
 
     def _collect(self, peer: int) -> list[Averaged]:
-        """Apply the peer's answer if it is there."""
         request = self._open.get(peer)
         if request is None:
             return []
@@ -417,7 +417,7 @@ class PairAverager:
         if kind == _CROSSED and not request.crossed:
             theirs = self._window.test(self._request_slot(peer))
             if theirs <= self._seen[peer]:
-                return []  # its weights are still on their way
+                return []  # the peer's weights have not arrived yet
             self._halve(blocks, self._places.views(self._own, self._inbox_of(peer)))
         if kind != _REFUSED and not request.crossed:
             squares = 0.0
@@ -432,13 +432,13 @@ class PairAverager:
         del self._open[peer]
         self._free.append(request.lane)
         if request.crossed:
-            return []  # it was told when this rank had its half
+            return []  # reported when this rank applied its half
         if kind == _CROSSED:
             self._close_crossed(peer, theirs)
         return [Averaged(peer, True, kind != _REFUSED, distance)]
 
     def _close_crossed(self, peer: int, version: int) -> None:
-        """Tell the peer that its request, which crossed one of this rank, has had its average."""
+        """Tell the peer that its crossing request has had its average."""
         self._seen[peer] = version
         self._answers[peer] = _ANSWERS * _parts_of(version)[0] + _CROSSED
         if not self._left(peer):
@@ -446,7 +446,7 @@ class PairAverager:
             self._send(peer, slot, self._answers[peer], None, 0)
 
     def _look_after(self) -> list[Averaged]:
-        """Whether peers that do not answer are alive."""
+        """Check whether peers that do not answer are alive."""
         now, done = time.monotonic(), []
         if now - self._checked < _DEATH_CHECK_S:
             return []
@@ -464,7 +464,7 @@ class PairAverager:
         return done
 
     def _lose(self, peer: int, why: str) -> list[Averaged]:
-        """A peer died, or left; what it committed before counts."""
+        """Mark a peer as lost; what it committed before counts."""
         self.lost.setdefault(peer, LEFT if self._left(peer) else why)
         done = self._collect(peer)
         request = self._open.pop(peer, None)
@@ -474,7 +474,7 @@ class PairAverager:
         return done if request.crossed else [*done, Averaged(peer, True, False, math.nan)]
 
     def _leave(self) -> list[int]:
-        """Tell all that this rank answers no more; peers that have not taken their halves."""
+        """Tell the peers that this rank leaves; return peers that have not taken their halves."""
         for peer in self._peers:
             if peer not in self.lost:
                 slot = self._answer_slot(self._rank)
@@ -485,7 +485,7 @@ class PairAverager:
 
 
 class _Driver:
-    """A thread that lets writes between nodes go on while the program computes."""
+    """A thread that keeps writes between nodes progressing while the program computes."""
 
     def __init__(self, window: NotifiedWindow, comm: Comm) -> None:
         self._window, self._rank, self._slot = window, comm.rank, 2 * comm.size
@@ -500,7 +500,7 @@ class _Driver:
             except CollectiveTimeout:
                 continue
             except Exception:
-                return  # closed, or broken: the next poll() is told so too
+                return  # closed or broken: the next poll() raises too
 
     def stop(self) -> None:
         self._window.put_notify(None, self._rank, self._slot, 1)
@@ -508,7 +508,6 @@ class _Driver:
 
 
 def _on_other_nodes(neighbours: Sequence[Sequence[int]], nodes: Sequence[int]) -> list[list[int]]:
-    """By rank, its neighbours on other nodes."""
     return [
         [peer for peer in of_rank if nodes[peer] != nodes[rank]]
         for rank, of_rank in enumerate(neighbours)
@@ -516,7 +515,6 @@ def _on_other_nodes(neighbours: Sequence[Sequence[int]], nodes: Sequence[int]) -
 
 
 def _parts_of(version: int) -> tuple[int, int, int]:
-    """A request's number, stamp and lane."""
     stamped, lane = divmod(version, _LANES)
     return (*divmod(stamped, _STAMPS), lane)
 

@@ -1,9 +1,8 @@
-"""Rounds in which ranks meet in pairs: two swap vectors, and no other rank is waited for.
+"""PairRounds: rounds in which ranks meet in pairs and swap vectors.
 
-Owns who meets whom, and the swap through a NotifiedWindow. Never changes the vectors. All ranks
-draw the same pairs of a round's number, so nobody is asked. Each of two partners writes its vectors
-into the other's segment, with the number of the round as the version, and is told when they were
-taken; before that it writes no others there. What comes after its round is dropped.
+All ranks derive a round's pairs from its number. Each partner writes its vectors into the other's
+segment with the round as version, and writes no new ones before it learns that they were taken.
+Vectors that arrive after their round are dropped.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from torch import Tensor
 
 __all__ = ["PairRounds", "partner_of"]
 
-_LOOK_S = 0.05  # how often a wait looks whether it shall end
-_GONE = 1 << 62  # added to the last round that it sent by a rank that leaves
+_LOOK_S = 0.05  # between checks whether a wait was stopped
+_GONE = 1 << 62  # a rank that leaves adds it to its last round
 
 
 def partner_of(rank: int, size: int, number: int, seed: int) -> int | None:
-    """Return whom a rank meets in a round; None: of an odd number, it is the one that sits out;
-    local.
-    """
+    """Return a rank's partner in a round; None for the odd rank out; local."""
     order = list(range(size))
     random.Random(f"{seed} round {number}").shuffle(order)
     place = order.index(rank) ^ 1
@@ -38,12 +35,13 @@ def partner_of(rank: int, size: int, number: int, seed: int) -> int | None:
 
 
 class PairRounds:
-    """Collective, blocking; swap() waits for the partner alone.
+    """Swaps vectors in pairs; made collectively, blocking. swap() waits for the partner only.
 
-    like: 1-d CPU tensors; what is swapped has their sizes and dtypes, equal on all ranks. A rank
-        holds a place for each other rank.
-    timeout_s: until close() gives up on what was not delivered.
-    remote_only: over sockets inside the node too, for tests.
+    Args:
+        like: 1-d CPU tensors with the sizes and dtypes of what is swapped, equal on all ranks. Each
+            rank holds a place for each other rank.
+        timeout_s: limit of close() for undelivered data.
+        remote_only: use sockets inside the node too, for tests.
     """
 
     def __init__(
@@ -60,17 +58,17 @@ class PairRounds:
             timeout_s=timeout_s,
             remote_only=remote_only,
             network="sockets",
-            forgiving=True,  # a partner that stands still breaks nothing
+            forgiving=True,  # a stopped partner breaks nothing
         )
         self._memory = torch.from_numpy(self._window.segment())
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         for rank in others:
             self._window.bind(self._sent_slot(rank), rank)
             self._window.bind(self._taken_slot(rank), rank)
-        self._sent = dict.fromkeys(others, 0)  # the last round whose vectors went to each
-        self._taken = dict.fromkeys(others, 0)  # the last round of each that was read, or dropped
+        self._sent = dict.fromkeys(others, 0)  # the last round sent to each
+        self._taken = dict.fromkeys(others, 0)  # the last round of each that was read or dropped
         self.lost: dict[int, str] = {}
-        """Partners that died or left, and why; their rounds are taken alone."""
+        """Partners that died or left, and why; their rounds have no partner."""
         self.traffic = Traffic()
         self._closed = False
         self._waits = True
@@ -78,12 +76,10 @@ class PairRounds:
     def swap(
         self, number: int, partner: int, vectors: Sequence[Tensor], patience_s: float
     ) -> list[Tensor] | None:
-        """Return the partner's vectors of round `number`, which are given for one's own; blocking
-        for at most `patience_s`.
+        """Swap vectors with the partner of round `number`; blocks at most `patience_s`.
 
-        None: it came too late, died or left, or is some rounds ahead.
-
-        number: from 1, rising. The tensors that come back are new.
+        Returns new tensors, or None if the partner is late, lost or some rounds ahead. `number`
+        starts at 1 and rises.
         """
         deadline = time.monotonic() + patience_s
         slots = [self._sent_slot(partner), self._taken_slot(partner)]
@@ -94,11 +90,11 @@ class PairRounds:
                 self.lost[partner] = LEFT
                 return None
             if self._taken[partner] < come < number:
-                self._take(partner, come)  # of a round that this rank took alone
+                self._take(partner, come)  # drop it: this rank made that round alone
             if self._sent[partner] < number and taken >= self._sent[partner]:
                 self._send(partner, number, vectors)
             if come > number:
-                return None  # it took this round alone
+                return None  # the partner made this round alone
             if come == number and self._sent[partner] == number:
                 found = [
                     view.clone()
@@ -114,18 +110,16 @@ class PairRounds:
             except CollectiveTimeout:
                 continue
             except PeerLost as error:
-                if self._window.test(slots[0]) == sent:  # nothing came before it left
+                if self._window.test(slots[0]) == sent:  # it left without sending
                     self.lost[partner] = str(error)
         return None
 
     def close(self) -> None:
-        """Leave, when what was sent is delivered; local, blocking up to the deadline. A second call
-        does nothing.
-        """
+        """Deliver what was sent, and leave; local, blocks up to the deadline. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        if not self._window.closed:  # with its communicator
+        if not self._window.closed:  # it closes with its communicator
             for rank, number in self._sent.items():
                 if rank not in self.lost:
                     slot = self._sent_slot(self._rank)
@@ -135,11 +129,11 @@ class PairRounds:
             self._window.close()
 
     def stop_waiting(self) -> None:
-        """Have swap() return, now and from here on; local, never blocks, from any thread."""
+        """Make swap() return, now and in future; local, never blocks, from any thread."""
         self._waits = False
 
     def abandon(self) -> None:
-        """Leave without waiting for anybody; local."""
+        """Leave without waiting; local."""
         self._closed = True
         if not self._window.closed:
             self._window.close(waits=False)
@@ -147,7 +141,7 @@ class PairRounds:
     def _send(self, partner: int, number: int, vectors: Sequence[Tensor]) -> None:
         start = self._rank * self._places.nbytes
         pieces = [
-            (vector.clone().numpy(), start + offset)  # a slow partner may need it for long
+            (vector.clone().numpy(), start + offset)  # a slow partner may read it late
             for vector, offset in zip(vectors, self._places.offsets, strict=True)
             if vector.numel()
         ]

@@ -1,8 +1,7 @@
-"""Who may average with whom in gossip, and with whom next: arithmetic only.
+"""Topology: which ranks may average with one another, and in which order.
 
-Owns the graphs and their validation. Never communicates. Two ranks average as a pair, so a graph
-has no direction. Sources: exponential graphs as in SGP (arXiv:1811.10792), of which the
-hypercube is the form with two-way exchanges.
+Pairs average in both directions, so graphs are undirected. Source: exponential graphs as in SGP
+(arXiv:1811.10792); the hypercube is their form for two-way exchanges.
 """
 
 from __future__ import annotations
@@ -19,20 +18,23 @@ _IN_TURN = ("ring", "exponential2")
 
 
 class Topology:
-    """A graph over ranks, and an order in which each of them visits its neighbours; local.
+    """A graph over ranks, and the order in which each rank visits its neighbours; local.
 
-    spec: "random" is the complete graph, visited at random; "ring" has two neighbours, and ranks
-        of even number turn first to the right, the others to the left, and then each to its other
-        side; "exponential2" joins ranks whose numbers differ in one bit (a hypercube) where their
-        count is a power of two, else ranks 2^k apart, and goes over the k. Anything else is a
-        graph, visited at random: a list of the neighbours of each rank, or a square matrix that is
-        not zero where there is an edge.
-    size: ranks. seed: of what is visited at random; equal on all ranks.
+    With "ring", and with "exponential2" of a power of two, ranks that have chosen equally often
+    choose each other; with an odd number of ranks not all do.
 
-    With "ring", and "exponential2" of a power of two, ranks that choose equally often choose one
-    another, but for an odd number of them.
-    Raises ValueError naming the ranks of a graph that cannot work: of the wrong size, not
-    connected, with a self loop or an edge in one direction only.
+    Args:
+        spec: "random": the complete graph, visited at random. "ring": two neighbours; even ranks
+            start with the right one, odd ranks with the left one. "exponential2": ranks whose
+            numbers differ in one bit (a hypercube) if `size` is a power of two, else ranks 2^k
+            apart, visited in the order of k. Otherwise a graph, visited at random: a list of the
+            neighbours of each rank, or a square matrix with nonzero entries for edges.
+        size: number of ranks.
+        seed: of random visits; equal on all ranks.
+
+    Raises:
+        ValueError: the graph has the wrong size, is not connected, has a self loop or a one-way
+            edge; names the ranks.
     """
 
     def __init__(self, spec: Any, size: int, seed: int = 0) -> None:
@@ -47,7 +49,7 @@ class Topology:
         self._in_turn = self.name in _IN_TURN
         hypercube = self.name == "exponential2" and size & (size - 1) == 0
         self.mutual = self.name == "ring" or hypercube
-        """Whether ranks that choose equally often choose one another."""
+        """Whether ranks that have chosen equally often choose each other."""
         self.size, self.seed = size, operator.index(seed)
         if isinstance(spec, str):
             self._neighbours = [_named(spec, rank, size) for rank in range(size)]
@@ -55,14 +57,11 @@ class Topology:
             self._neighbours = _checked(_lists(spec), size)
 
     def neighbours(self, rank: int) -> list[int]:
-        """Return the ranks that `rank` may average with, in the order of the rounds."""
+        """Return the ranks that `rank` may average with, in the order of visits."""
         return list(self._neighbours[rank])
 
     def choose(self, rank: int, turn: int, without: Collection[int] = ()) -> int | None:
-        """Return whom `rank` turns to, having done so `turn` times before.
-
-        without: ranks that cannot be had now; the next of the order is taken. None: nobody is left.
-        """
+        """Return the next peer of `rank` after `turn` choices, except `without`; None if none."""
         known = self._neighbours[rank]
         if self._in_turn:
             order = [known[(turn + k) % len(known)] for k in range(len(known))]
@@ -89,7 +88,6 @@ def _named(name: str, rank: int, size: int) -> list[int]:
 
 
 def _lists(spec: Any) -> list[list[int]]:
-    """The neighbours of each rank, of a matrix or of lists."""
     if hasattr(spec, "shape"):
         if len(spec.shape) != 2 or spec.shape[0] != spec.shape[1]:
             raise ValueError(
@@ -139,10 +137,7 @@ def _checked(graph: list[list[int]], size: int) -> list[list[int]]:
 
 
 def graph_of(topology: Any, size: int, seed: int) -> Topology:
-    """Return what Gossip's `topology` means for `size` ranks; local.
-
-    Raises ValueError where it is for another number of ranks.
-    """
+    """Return the graph of Gossip's `topology`; local. Raises ValueError if its size differs."""
     graph = topology if isinstance(topology, Topology) else Topology(topology, size, seed)
     if graph.size == size:
         return graph
@@ -153,9 +148,7 @@ def graph_of(topology: Any, size: int, seed: int) -> Topology:
 
 
 def described(topology: Any) -> str:
-    """Return Gossip's `topology` in words that tell graphs apart; local. Raises TypeError for what
-    is none.
-    """
+    """Return Gossip's `topology` as text that distinguishes graphs; local. Raises TypeError."""
     if isinstance(topology, str):
         return topology
     if isinstance(topology, Topology) and topology.name != "graph":

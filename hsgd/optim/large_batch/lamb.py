@@ -1,11 +1,4 @@
-"""LAMB: Adam with one trust ratio per parameter tensor, for large batches.
-
-Owns the update of one replica from gradients that are already aggregated. Never communicates, and
-never waits for a device.
-
-Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes",
-arXiv:1904.00962, algorithm 2.
-"""
+"""LAMB: Adam with one trust ratio per parameter tensor, for large batches."""
 
 from __future__ import annotations
 
@@ -21,35 +14,34 @@ __all__ = ["LAMB"]
 
 
 class LAMB(Layerwise):
-    r"""Adam whose step is scaled, per parameter tensor, to the norm of the weights.
+    """Adam whose step is scaled, per parameter tensor, to the norm of the weights.
 
     With weights w, aggregated gradient g, weight decay b and Euclidean norms of whole tensors::
 
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g * g
         r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + b * w
-        w = w - lr * |w| / |r| * r                  (lr * r where |w| or |r| is 0)
+        w = w - lr * |w| / |r| * r                  (lr * r if |w| or |r| is 0)
 
-    Tensors of fewer than two dimensions (biases, normalization) take neither decay nor scaling
-    unless `exclude_1d=False`: for them the step is Adam's. 16-bit tensors are computed in float32
-    and rounded once per step. `step()` is local and does not synchronize with a device. Every
-    argument but `params` is also a key of a parameter group.
+    Tensors of fewer than two dimensions (biases, normalization) have neither decay nor scaling
+    unless `exclude_1d=False`: their step is Adam's. 16-bit tensors are computed in float32 and
+    rounded once per step. `step()` is local and does not synchronize with a device. Every argument
+    except `params` is also a key of a parameter group. Source: You et al., "Large Batch
+    Optimization for Deep Learning: Training BERT in 76 minutes", arXiv:1904.00962, algorithm 2,
+    with phi the identity.
 
     Args:
         params: tensors, (name, tensor) pairs or dicts of parameter groups.
-        lr: learning rate, >= 0. May be left out only where every group has its own.
+        lr: learning rate, >= 0. Optional only if every group has its own.
         betas: beta1 and beta2, each >= 0 and < 1. Default (0.9, 0.999).
         eps: >= 0. Default 1e-6.
         weight_decay: b, >= 0. Default 0.
         bias_correction: divide by 1 - beta^t, as above. Default True.
-        exclude_1d: leave tensors of fewer than two dimensions unscaled and without decay. Default
-            True.
+        exclude_1d: no scaling and decay for tensors of fewer than two dimensions. Default True.
 
     Raises:
         ValueError: an option is out of range.
         TypeError: a gradient is sparse; nothing was updated then.
-
-    Source: arXiv:1904.00962, algorithm 2, with phi the identity.
     """
 
     OPTIONS: ClassVar[dict[str, Any]] = {

@@ -1,12 +1,4 @@
-"""LARS: layer-wise adaptive rate scaling for large batches.
-
-Owns the update of one replica from gradients that are already aggregated. Never communicates, and
-never waits for a device: norms and trust ratios stay tensors, or are taken by the native kernel.
-
-Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional Networks", arXiv:1708.03888
-(2017). The default is the form of the MLPerf reference: learning rate inside the momentum buffer,
-norm of the gradient before decay is added. lars_presets.py names the other forms.
-"""
+"""LARS: layer-wise adaptive rate scaling for large batches."""
 
 from __future__ import annotations
 
@@ -22,72 +14,71 @@ from torch import Tensor
 
 __all__ = ["LARS", "native_rule", "suits_the_kernel"]
 
-# addresses of weight, gradient and buffer, number of elements, and what is known of the weights
+# Addresses of weight, gradient and buffer, number of elements, and the _Found of the weights.
 _Row = tuple[int, int, int, int, float, int]
-_Found = tuple[float, int]  # the square of the weights, and what a few of them add up to
+_Found = tuple[float, int]  # the squared norm of the weights, and the sum of a few of them
 _NORMS = ("gradient", "decayed", "update")  # LarsNorm of csrc/core/kernels/lars.hpp
 _PLAIN = (Tensor, torch.nn.Parameter)
 _ADAPT = ("always", "decayed", "never")
 
 
 class _Kept(NamedTuple):
-    """What a step leaves of a large tensor: its norm is summed while it is updated."""
+    """The norm of a large tensor, which a step sums while it updates the tensor."""
 
     weight: Tensor
     address: int
     version: int  # torch counts its writes to a tensor
     square: float
-    sample: int  # what a few elements add up to: shows writes that torch does not see
+    sample: int  # sum of a few elements: detects writes that torch does not see
 
 
 class LARS(Layerwise):
-    r"""Stochastic gradient descent with momentum and one trust ratio per parameter tensor.
+    """Stochastic gradient descent with momentum and one trust ratio per parameter tensor.
 
     With weights w, aggregated gradient g, weight decay b, momentum m and Euclidean norms of whole
     tensors::
 
-        trust = trust_coefficient * |w| / (|g| + b * |w| + eps)     (1 where |w| or |g| is 0)
+        trust = trust_coefficient * |w| / (|g| + b * |w| + eps)     (1 if |w| or |g| is 0)
         v     = m * v + lr * trust * (g + b * w)
         w     = w - v
 
-    Tensors of fewer than two dimensions (biases, normalization) take neither decay nor scaling
-    unless `exclude_1d=False`: for them the step is SGD with momentum. 16-bit tensors are computed
-    in float32 (norms and momentum buffers too) and rounded once per step.
+    Tensors of fewer than two dimensions (biases, normalization) have neither decay nor scaling
+    unless `exclude_1d=False`: their step is SGD with momentum. 16-bit tensors are computed in
+    float32 (including norms and momentum buffers) and rounded once per step.
 
-    Implementations in use differ; the options below cover them, and `preset` sets the options of
-    one by name. `step()` is local and does not synchronize with a device. float32 tensors in host
-    memory take a native kernel with torch.get_num_threads() threads, whose result does not depend
-    on their number. Every argument but `params` and `preset` is also a key of a parameter group: a
-    group overrides it, a scheduler may change it.
+    Implementations in use differ; the options below cover them, and `preset` selects the options of
+    one by name. The default is the form of the MLPerf reference. `step()` is local and does not
+    synchronize with a device. float32 tensors in host memory use a native kernel with
+    torch.get_num_threads() threads; the result does not depend on their number. Every argument
+    except `params` and `preset` is also a key of a parameter group: a group overrides it, a
+    scheduler may change it. Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional
+    Networks", arXiv:1708.03888; for the presets see docs/lars.md.
 
     Args:
         params: tensors, (name, tensor) pairs or dicts of parameter groups.
-        lr: learning rate, >= 0. May be left out only where every group has its own.
+        lr: learning rate, >= 0. Optional only if every group has its own.
         momentum: m, >= 0 and < 1. With 0 no buffer is kept. Default 0.9.
         weight_decay: b, >= 0. Default 0.
-        trust_coefficient: > 0. Without momentum a step changes w by lr * trust_coefficient * |w|
-            at most. Default 0.001.
+        trust_coefficient: > 0. Without momentum a step changes w by at most lr * trust_coefficient
+            * |w|. Default 0.001.
         eps: >= 0, keeps the denominator away from 0. Default 1e-8.
-        exclude_1d: leave tensors of fewer than two dimensions unscaled and without decay. Default
-            True.
-        adapt: "always" (default), "decayed" (only where weight_decay is not 0) or "never".
-        norm_of: the denominator. "gradient": |g| + b * |w| + eps (default); "decayed":
-            |g + b * w| + eps; "update": the norm of the momentum step + eps, with the ratio applied
-            to that step and not to the buffer.
+        exclude_1d: no scaling and decay for tensors of fewer than two dimensions. Default True.
+        adapt: "always" (default), "decayed" (only if weight_decay is not 0) or "never".
+        norm_of: the denominator. "gradient": |g| + b * |w| + eps (default); "decayed": |g + b * w|
+            + eps; "update": the norm of the momentum step + eps, with the ratio applied to that
+            step instead of the buffer.
         lr_in_momentum: lr inside the buffer, as above (default), or v = m * v + trust * (g + b * w)
             and w = w - lr * v.
         trust_clip: the ratio becomes min(trust / lr, 1). Default False.
-        zero_norm: where |w| or the other norm is 0, "unit": the ratio is 1 (default), "plain":
-            there is no decay either and nothing is clipped.
-        nesterov: the step is m * v + d instead of v, with d what was added to v. Default False.
+        zero_norm: if |w| or the other norm is 0, "unit": the ratio is 1 (default), "plain": there
+            is no decay either and nothing is clipped.
+        nesterov: the step is m * v + d instead of v; d is what was added to v. Default False.
         preset: "mlperf", "timm", "apex_larc", "lightning_bolts", "torch_optimizer", "simclr" or
             "default": other defaults for the options above.
 
     Raises:
         ValueError: an option is out of range, or a preset unknown.
         TypeError: a gradient is sparse; nothing was updated then.
-
-    Source: arXiv:1708.03888; for the presets see docs/lars.md.
     """
 
     OPTIONS: ClassVar[dict[str, Any]] = {
@@ -116,9 +107,10 @@ class LARS(Layerwise):
     BUFFERS = ("momentum_buffer",)
 
     keeps_norms: bool = True
-    """Whether the norms of large weights are those of their last update. A write that torch does
-    not count (through .data, NumPy, or by another process) is noticed, and its effect on the step
-    made up for, to within rounding where it changed a few elements only. False: they are read anew.
+    """Whether norms of large weights are kept from their last update instead of recomputed.
+
+    A write that torch does not count (through .data, NumPy, or by another process) is detected, and
+    its effect on the step is corrected, to within rounding if few elements changed.
     """
 
     def __init__(
@@ -164,7 +156,7 @@ class LARS(Layerwise):
 
     def __setstate__(self, state: StateDict) -> None:
         super().__setstate__(state)
-        self._kept = {}  # no part of what is saved
+        self._kept = {}  # not saved
 
     def _make_state(self, weight: Tensor, group: dict[str, Any]) -> None:
         if group["momentum"] > 0:
@@ -193,7 +185,7 @@ class LARS(Layerwise):
                 self._keep(weights, rows, found)
 
     def _known(self, weight: Tensor, address: int) -> _Found:
-        """What the last step left of a tensor, unless torch has seen a write to it since."""
+        """Return the kept norm of a tensor, if torch has counted no write since."""
         kept = self._kept.get(id(weight))
         if kept is None or kept.weight is not weight:
             return 0.0, 0
@@ -205,18 +197,18 @@ class LARS(Layerwise):
         if not self.keeps_norms:
             return
         for weight, row, (square, sample) in zip(weights, rows, found, strict=True):
-            if square and not weight.is_inference():  # no version is counted of such
+            if square and not weight.is_inference():  # inference tensors have no version
                 self._kept[id(weight)] = _Kept(weight, row[0], weight._version, square, sample)
 
 
 def suits_the_kernel(weight: Tensor, grad: Tensor, buffer: Tensor | None) -> bool:
-    """Return whether all elements lie in host memory as float32, densely and in the same order."""
+    """Return whether all tensors are float32 in host memory, dense and in the same order."""
     other = weight if buffer is None else buffer
     if not (weight.dtype is grad.dtype is other.dtype is torch.float32):
         return False
     if not (weight.is_cpu and grad.is_cpu and other.is_cpu):
         return False
-    if not (type(weight) in _PLAIN and type(grad) in _PLAIN):  # subclasses may mean something else
+    if not (type(weight) in _PLAIN and type(grad) in _PLAIN):  # subclasses may differ
         return False
     if weight.is_contiguous():
         return grad.is_contiguous() and other.is_contiguous()
@@ -224,7 +216,7 @@ def suits_the_kernel(weight: Tensor, grad: Tensor, buffer: Tensor | None) -> boo
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory in some order of the dimensions."""
+    """Return whether the elements fill their memory in some order of the dimensions."""
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     return tensor.permute(order).is_contiguous()
 
@@ -236,7 +228,7 @@ def _adapts(group: dict[str, Any], excluded: bool) -> bool:
 
 
 def native_rule(group: dict[str, Any], excluded: bool) -> _native.LarsRule:
-    """Return the options of a group for the kernel; local. excluded: neither decay nor scaling."""
+    """Return a group's options for the kernel; local. `excluded`: no decay and no scaling."""
     return _native.LarsRule(
         lr=float(group["lr"]),
         momentum=group["momentum"],
@@ -255,7 +247,7 @@ def native_rule(group: dict[str, Any], excluded: bool) -> _native.LarsRule:
 def _update(
     weight: Tensor, grad: Tensor, buffer: Tensor | None, group: dict[str, Any], excluded: bool
 ) -> None:
-    """What the kernel does, on any device and for any dtype."""
+    """Do what the kernel does, on any device and for any dtype."""
     w = weight.to(wide_dtype(weight))
     d = grad.to(w.dtype)
     decay = 0.0 if excluded else group["weight_decay"]
@@ -284,7 +276,6 @@ def _update(
 def _momentum_step(
     buffer: Tensor | None, d: Tensor, group: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The step that `d` leads to, and the buffer after it."""
     if buffer is None:
         return d, d
     after = buffer * group["momentum"] + d
@@ -292,7 +283,7 @@ def _momentum_step(
 
 
 def _trust_ratio(w: Tensor, other: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The ratio, and whether a norm is 0."""
+    """Return the ratio, and whether a norm is 0."""
     w_norm = torch.linalg.vector_norm(w)
     other_norm = torch.linalg.vector_norm(other)
     decay = group["weight_decay"] if group["norm_of"] == "gradient" else 0.0

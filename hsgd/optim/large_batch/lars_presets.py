@@ -1,6 +1,6 @@
-"""The forms of LARS that are in use, as options of hsgd.optim.LARS.
+"""LARS_PRESETS: variants of LARS in use, as options of hsgd.optim.LARS.
 
-Owns the names and the values. Each was read in the named implementation; none of its code is here.
+Each was read in the named implementation; none of its code is here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["LARS_PRESETS"]
 
-# Learning rate outside of the buffer, nothing excluded by shape: SGD around a scaled gradient.
+# SGD on a scaled gradient: the learning rate is outside of the buffer, no shape is excluded.
 _AROUND_SGD: dict[str, Any] = {"lr_in_momentum": False, "exclude_1d": False}
 _ONLY_DECAYED = {"adapt": "decayed", "zero_norm": "plain"}
 

@@ -1,8 +1,4 @@
-"""The frame of LARS and LAMB: optimizers with one trust ratio per parameter tensor.
-
-Owns what does not depend on the formula: options that are checked, state in float32, closures,
-sparse gradients. Never computes a step.
-"""
+"""Layerwise: the base of LARS and LAMB, which have one trust ratio per parameter tensor."""
 
 from __future__ import annotations
 
@@ -21,9 +17,9 @@ Range = tuple[Callable[[Any], bool], str]  # whether a value is accepted, and wh
 
 
 class Layerwise(Optimizer):
-    """An optimizer whose every option is a key of its parameter groups.
+    """An optimizer whose options are all keys of its parameter groups.
 
-    A subclass sets the three tables and writes `_make_state` and `_step_group`.
+    A subclass sets the three tables and defines `_make_state` and `_step_group`.
     """
 
     OPTIONS: ClassVar[dict[str, Any]] = {}  # defaults, without lr
@@ -31,41 +27,38 @@ class Layerwise(Optimizer):
     BUFFERS: ClassVar[tuple[str, ...]] = ()  # state of the shape of a parameter, at least float32
 
     def __init__(self, params: ParamsT, lr: float | None, options: dict[str, Any]) -> None:
-        # Horovod's DistributedOptimizer makes its copy from the param_groups alone: lr is in them.
+        # lr is in param_groups, from which Horovod's DistributedOptimizer makes its copy.
         self._check_options(options if lr is None else {"lr": lr, **options})
         super().__init__(params, {"lr": required if lr is None else lr, **options})
 
     def _make_state(self, weight: Tensor, group: dict[str, Any]) -> None:
-        """Make what is missing in the state of a parameter."""
         raise NotImplementedError
 
     def _step_group(self, group: dict[str, Any], pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """Update parameters of a group from their gradients."""
         raise NotImplementedError
 
     def __setstate__(self, state: StateDict) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # of a state that was saved before an option existed
+        for group in self.param_groups:  # a saved state may be older than an option
             for name, value in self.OPTIONS.items():
                 group.setdefault(name, value)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as torch does; its options are checked first."""
+        """Add a group, as torch does, after a check of its options."""
         if isinstance(param_group, dict):
             self._check_options(param_group)
         super().add_param_group(param_group)
-        # State is made now and not in the first step: Horovod's broadcast_optimizer_state takes a
-        # step with zero gradients on an optimizer without state, and that would decay the weights.
+        # State is made now, not in the first step: Horovod's broadcast_optimizer_state makes a
+        # step with zero gradients on an optimizer without state, which would decay the weights.
         group = self.param_groups[-1]
         for weight in group["params"]:
             if weight.requires_grad:
                 self._make_state(weight, group)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Load options and state. Local.
+        """Load options and state; local.
 
-        torch casts state to the dtype of the parameter, so the float32 buffers of 16-bit parameters
-        are taken from `state_dict` itself.
+        torch casts state to the parameter's dtype, so float32 buffers are taken from `state_dict`.
         """
         super().load_state_dict(state_dict)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -86,14 +79,7 @@ class Layerwise(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient. Local, does not synchronize.
-
-        Args:
-            closure: computes the loss and the gradients again, and returns the loss.
-
-        Returns:
-            What `closure` returned, or None.
-        """
+        """Update every parameter that has a gradient; local, does not synchronize."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -104,7 +90,7 @@ class Layerwise(Optimizer):
         return loss
 
     def _buffer(self, weight: Tensor, name: str) -> Tensor:
-        """A tensor of the state, made of zeros when it is missing."""
+        """Return a state tensor; create it with zeros if missing."""
         state = self.state[weight]
         buffer: Tensor | None = state.get(name)
         if buffer is None:
@@ -116,7 +102,7 @@ class Layerwise(Optimizer):
         return buffer
 
     def _with_gradients(self, number: int) -> list[tuple[Tensor, Tensor]]:
-        """The parameters of a group that have gradients, with these, none of them sparse."""
+        """Return a group's parameters with their gradients; raises TypeError for sparse ones."""
         group = self.param_groups[number]
         pairs = []
         for index, weight in enumerate(group["params"]):
@@ -142,10 +128,10 @@ class Layerwise(Optimizer):
 
 
 def with_defaults(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`defaults`, overridden by what was given and is not None."""
+    """Return `defaults`, overridden by values of `given` that are not None."""
     return {**defaults, **{name: value for name, value in given.items() if value is not None}}
 
 
 def wide_dtype(weight: Tensor) -> torch.dtype:
-    """In which steps are computed: at least float32."""
+    """Return the dtype for computing steps: at least float32."""
     return torch.promote_types(weight.dtype, torch.float32)

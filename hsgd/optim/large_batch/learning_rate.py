@@ -1,7 +1,4 @@
-"""Learning rate over the steps of a large-batch training: linear warm-up, polynomial decay.
-
-Source: the MLPerf training reference, image_classification/tensorflow2/lars_util.py.
-"""
+"""WarmupPolynomialLR: linear warm-up and polynomial decay of the learning rate."""
 
 from __future__ import annotations
 
@@ -22,10 +19,11 @@ class WarmupPolynomialLR(LRScheduler):
         lr = (lr_0 - end_lr) * (1 - (t - warmup_steps) / (total_steps - warmup_steps + 1))^power
              + end_lr                                                              afterwards
 
-    After `total_steps` the rate stays. The first step has rate 0, as in the reference.
+    After `total_steps` the rate stays. The first step has rate 0, as in the MLPerf training
+    reference, image_classification/tensorflow2/lars_util.py.
 
     Args:
-        optimizer: whose groups' "lr" are changed.
+        optimizer: its groups' "lr" are changed.
         warmup_steps: >= 0 and <= total_steps.
         total_steps: of the training, > 0.
         power: > 0; 2 in the reference.
@@ -62,7 +60,6 @@ class WarmupPolynomialLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
-        """Return the rate of each group for the next step."""
         step = min(self.last_epoch, self.total_steps)
         if step < self.warmup_steps:
             return [base * step / self.warmup_steps for base in self.base_lrs]

@@ -1,8 +1,4 @@
-"""Gradients of node-shared parameters: where they lie, and how a rank gets the mean of its part.
-
-Owns that memory, on one node and on several. Never updates anything, and never decides which part
-is whose.
-"""
+"""Gradients of node-shared parameters: their memory, and the mean of each rank's part."""
 
 from __future__ import annotations
 
@@ -23,17 +19,17 @@ from torch import Tensor
 
 __all__ = ["ClusterGradients", "Gradients", "NodeGradients"]
 
-_STREAMED_BYTES = 1 << 20  # about a second-level cache
+_STREAMED_BYTES = 1 << 20  # about the size of a second-level cache
 _CODES = {getattr(torch, name): code for code, name in enumerate(DTYPES)}
 Bounds = Mapping[torch.dtype, Sequence[int]]
-"""Where the parts of the ranks of a node begin in the array of a dtype, and where the last ends."""
+"""Bounds of the parts of a node's ranks in the array of each dtype."""
 
 
 class Gradients:
-    """Gradients of this rank, each moved to its place when autograd has made it.
+    """Gradients of this rank, each moved to its place as soon as autograd has made it.
 
-    `views`: the places, by parameter; None where a gradient stays where it was made.
-    `sparse_as_dense`: make sparse gradients dense when they come, rather than refuse them.
+    `views` are the places, by parameter; None if a gradient stays where it was made.
+    `sparse_as_dense` makes sparse gradients dense, which are refused otherwise.
     """
 
     def __init__(
@@ -45,10 +41,7 @@ class Gradients:
         self._addresses = [0 if view is None else view.data_ptr() for view in views]
 
     def take(self, index: int, *, made_by_hand: bool = False) -> None:
-        """A gradient has come: move it to where others read it, as its parameter's .grad. Local.
-
-        Raises TypeError for sparse ones, unless they are to be made dense.
-        """
+        """Move a new gradient to where others read it; raises TypeError for sparse ones; local."""
         parameter, view = self._parameters[index], self._views[index]
         grad = parameter.grad
         if grad is None:
@@ -71,7 +64,7 @@ class Gradients:
         self._addresses[index] = grad.data_ptr()
 
     def clear(self, index: int, set_to_none: bool) -> None:
-        """Forget a gradient, or set it to zero. Local."""
+        """Reset a gradient to None or zero; local."""
         parameter, view = self._parameters[index], self._views[index]
         if set_to_none or parameter.grad is None:
             parameter.grad = None
@@ -81,10 +74,7 @@ class Gradients:
             parameter.grad = (parameter.grad.detach() if view is None else view).zero_()
 
     def complete(self) -> list[int]:
-        """Take what came by hand, and put zeros where nothing came, for others to read. Local.
-
-        Returns 1 for each parameter that has a gradient here, else 0.
-        """
+        """Take assigned gradients, zero missing ones; return 1 per parameter with one, else 0."""
         came = []
         for index, parameter in enumerate(self._parameters):
             grad, view = parameter.grad, self._views[index]
@@ -97,10 +87,10 @@ class Gradients:
         return came
 
     def part(self, piece: ParameterSlice) -> Tensor:
-        """Return a piece of a gradient of this rank, a view."""
+        """Return a view of a piece of this rank's gradient."""
         whole, parameter = self._views[piece.index], self._parameters[piece.index]
         if whole is None:
-            if parameter.grad is None:  # of others only
+            if parameter.grad is None:  # only other ranks have one
                 parameter.grad = torch.zeros_like(parameter)
                 self._addresses[piece.index] = parameter.grad.data_ptr()
             whole = parameter.grad.detach()
@@ -108,9 +98,11 @@ class Gradients:
 
 
 class NodeGradients(Gradients):
-    """On one node. A gradient of a parameter that is all this rank's own stays where autograd made
-    it; others lie in shared memory, where the ranks that own them read them. The mean of a piece is
-    made when it is needed, so that it is still in the cache when it is used.
+    """Gradients on one node.
+
+    The gradient of a parameter that this rank owns entirely stays where autograd made it; others
+    lie in shared memory, for the ranks that own them. The mean of a piece is computed right before
+    its use, while it is in the cache.
     """
 
     def __init__(
@@ -141,16 +133,14 @@ class NodeGradients(Gradients):
         indices = range(len(shared.parameters))
         own = [view(local.rank, index) for index in indices]
         super().__init__(shared, own, sparse_as_dense)
-        # of all ranks: 0 where a gradient is private, which only its owner asks for
+        # Addresses on all ranks; 0 if a gradient is private, since only its owner reads it.
         self._everywhere = [
             [0 if (there := view(rank, index)) is None else there.data_ptr() for index in indices]
             for rank in range(local.size)
         ]
 
     def mean(self, piece: ParameterSlice, out: Tensor | None = None) -> Tensor:
-        """Average a piece over the ranks, when all have completed theirs: into `out`, or in place.
-        Local: the caller sees to it that nobody takes new gradients meanwhile.
-        """
+        """Average a piece, into `out` or in place; all ranks must have called complete(); local."""
         own = self.part(piece)
         if self._local.size == 1:
             return own
@@ -169,9 +159,7 @@ class NodeGradients(Gradients):
 
 
 class ClusterGradients(Gradients):
-    """On several nodes: all gradients lie in memory that the ranks of the node reach, and a rank's
-    part is averaged as a whole.
-    """
+    """Gradients on several nodes, all in shared memory; a rank's part is averaged as a whole."""
 
     def __init__(
         self, shared: SharedParameters, bounds: Bounds, sparse_as_dense: bool = False
@@ -179,7 +167,7 @@ class ClusterGradients(Gradients):
         self._comm, self._local = shared.comm, shared.local
         self._cross: Comm | None = None
         if len(set(Counter(self._comm.nodes).values())) == 1:
-            # the ranks that own the same part on all nodes
+            # Ranks that own the same part on all nodes.
             self._cross = self._comm.split(self._comm.local_rank, self._comm.rank)
         self._bounds = bounds
         self._flats = {
@@ -211,9 +199,7 @@ def _is_plain(grad: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _move(view: Tensor, grad: Tensor) -> None:
-    """Copy a gradient to where it is reduced; a large one past the caches, which it would leave
-    before that.
-    """
+    """Copy a gradient to its place; a large one past the caches, which it would not stay in."""
     size = view.numel() * view.element_size()
     if size >= _STREAMED_BYTES and _is_plain(grad, view.dtype) and grad.is_contiguous():
         _native.stream_copy(view.data_ptr(), grad.data_ptr(), size)

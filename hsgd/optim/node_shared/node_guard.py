@@ -1,7 +1,4 @@
-"""node_guard(): what the ranks of node-shared parameters should hold alike.
-
-Owns what that is. Never compares: ReplicaGuard does.
-"""
+"""node_guard: the replica guard of node-shared parameters."""
 
 from __future__ import annotations
 
@@ -22,8 +19,9 @@ Groups = Sequence[dict[str, Any]]
 def node_guard(
     shared: SharedParameters, groups: Groups, fixed: FixedParameters, names: Mapping[Tensor, str]
 ) -> ReplicaGuard:
-    """Return the guard of the nodes' copies, of which the ranks of a node sum a part each; local.
-    One node has nothing to be compared with, but each of its ranks updates by options of its own.
+    """Return the guard of the nodes' copies; the ranks of a node sum one part each; local.
+
+    On one node there is nothing to compare except the options with which each rank updates.
     """
     comm = shared.comm
     several = comm.cross_size > 1
@@ -37,7 +35,7 @@ def node_guard(
 
 
 def option_terms(groups: Groups) -> dict[str, object]:
-    """Return options by name, as ranks compare them; local."""
+    """Return the groups' options by name, in the form that ranks compare; local."""
     return {
         f"{name} of group {number}": value.tolist() if isinstance(value, Tensor) else value
         for number, options in enumerate(options_of(groups))
@@ -46,6 +44,6 @@ def option_terms(groups: Groups) -> dict[str, object]:
 
 
 def options_of(groups: Groups) -> list[dict[str, Any]]:
-    """Return the options of the groups, as they are now; local."""
+    """Return the current options of the groups; local."""
     left_out = ("params", "param_names")
     return [{k: v for k, v in group.items() if k not in left_out} for group in groups]

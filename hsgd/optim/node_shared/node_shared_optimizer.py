@@ -1,10 +1,4 @@
-"""One copy of the parameters per node: the idea of HSGD carried to its end.
-
-Owns which rank of a node updates which part, and the optimizer's state, which exists once per node.
-Never computes an update: optimizers of the user's class do that on views of this rank's part.
-
-Sharded updates and shared state are our own; the source of the idea is in shared_parameters.py.
-"""
+"""NodeSharedOptimizer: updates parameters that exist once per node."""
 
 from __future__ import annotations
 
@@ -36,7 +30,7 @@ from torch import Tensor, nn
 __all__ = ["NodeSharedOptimizer", "SharedParameters", "share_parameters"]
 
 _BATCH = 1 << 20  # elements that are averaged together, and updated while they are in a cache
-# By the optimizers that can be taken, their state of the shape of a parameter.
+# The supported optimizers, with the names of their state that has a parameter's shape.
 _STATE: dict[type[Optimizer], tuple[str, ...]] = {
     torch.optim.SGD: ("momentum_buffer",),
     torch.optim.Adam: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
@@ -52,7 +46,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _reported(method: _Method) -> _Method:
-    """A method whose errors are those that reporting() makes of them."""
+    """Wrap a method in the context of reporting()."""
 
     @functools.wraps(method)
     def call(self: NodeSharedOptimizer, *args: Any, **kwargs: Any) -> Any:
@@ -64,9 +58,7 @@ def _reported(method: _Method) -> _Method:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Pieces that are updated together, by an optimizer of their own; the mean of their gradients
-    is made in `means` where it fits there, else in place.
-    """
+    """Pieces that one optimizer updates together, with room for most of their mean gradients."""
 
     pieces: list[ParameterSlice]
     parts: list[nn.Parameter]
@@ -78,33 +70,34 @@ class NodeSharedOptimizer(Optimizer):
     """Updates shared parameters: each rank of a node reduces and updates its part of them.
 
     With L ranks on a node, each averages 1/L of the gradients over all ranks of all nodes and
-    updates 1/L of the parameters; optimizer state exists once per node, in shared memory. Then all
-    ranks of the node wait for one another. The result is bit for bit that of the same optimizer
-    after an allreduce with op "mean".
+    updates 1/L of the parameters; optimizer state exists once per node, in shared memory. Then the
+    ranks of the node wait for one another. The result is bitwise that of the same optimizer after
+    an allreduce with op "mean". Sharded updates and shared state are our own; for the source of the
+    idea see shared_parameters.py.
 
-    Gradients that other ranks of the node average are moved to its memory when autograd has made
-    them, while they are in the cache; what the user puts into `parameter.grad` is moved in step().
-    On one node the mean of a few gradients is made, and used for the update while it is in the
-    cache, before that of the next ones.
-    Parameters without a gradient on all ranks are left alone; where only some ranks have one, the
-    others count as zeros.
+    Gradients that other ranks of the node average are moved to shared memory as soon as autograd
+    has made them; gradients assigned to `parameter.grad` are moved in step(). On one node the mean
+    of a few gradients is computed and used at a time, while it is in the cache.
 
-    Schedulers and users see and change `param_groups`, which are those of `optimizer`. SGD, Adam
-    and AdamW split the parameters evenly, to the element; LARS and LAMB need whole tensors, so each
-    goes to one rank, and the parts are as even as that allows.
+    Parameters without a gradient on all ranks are not updated; if only some ranks have one, the
+    others count as zeros. Schedulers and users see and change `param_groups`, which are those of
+    `optimizer`. SGD, Adam and AdamW split the parameters evenly, to the element; LARS and LAMB need
+    whole tensors, so each goes to one rank, as evenly as possible. A share of the nodes' copies and
+    the ranks' options are compared in each step.
+
+    step() is collective over all ranks, blocking; it raises what collectives do, and
+    ReplicasDiffer.
 
     Args:
         optimizer: torch.optim.SGD, Adam, AdamW, hsgd.optim.LARS or LAMB, without state yet.
-        shared: what share_parameters() returned for the model; every parameter of `optimizer`
-            belongs to it.
-        sparse_as_dense: make sparse gradients dense as they come. Without it they are refused with
-            a TypeError.
-        names: of the parameters, for errors; those without are called by number.
+        shared: what share_parameters() returned for the model; it must contain every parameter of
+            `optimizer`.
+        sparse_as_dense: make sparse gradients dense. Without it they raise TypeError.
+        names: of the parameters, for errors; others are numbered.
 
-    A share of the nodes' copies is compared in each step, and the options of the groups of ranks.
-    Raises ValueError for other optimizers, for one with state, and for foreign parameters; also
-    when torch.amp.GradScaler is to make the step.
-    step() is collective over all ranks, blocking; raises what collectives do, and ReplicasDiffer.
+    Raises:
+        ValueError: another optimizer, one with state, or foreign parameters; also if
+            torch.amp.GradScaler makes the step.
     """
 
     loads_together = True
@@ -136,21 +129,18 @@ class NodeSharedOptimizer(Optimizer):
         self._used = torch.zeros(len(shared.parameters), dtype=torch.uint8)
         self._steps = [0] * len(shared.parameters)
         self._state_flats: dict[tuple[str, torch.dtype], Tensor] = {}
-        self._moved: set[tuple[ParameterSlice, str]] = set()  # state that lies there already
+        self._moved: set[tuple[ParameterSlice, str]] = set()  # state that is already in them
         self._hooked: set[int] = set()
         self._is_reduced = False
         super().__setstate__({})  # hooks around step()
         self.zero_grad()
 
     def reporting(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context around what communicates: for those whose users know other errors.
-
-        Local.
-        """
+        """Return a context that converts errors of collectives, for subclasses; local."""
         return contextlib.nullcontext()
 
     @property
-    def _step_supports_amp_scaling(self) -> bool:  # what GradScaler.step() asks first
+    def _step_supports_amp_scaling(self) -> bool:  # GradScaler.step() reads it first
         raise ValueError(
             "node_shared: GradScaler decides on each rank by itself whether to step, and ranks "
             "would wait for one another; use torch.autocast with bfloat16, which needs no scaler"
@@ -158,7 +148,7 @@ class NodeSharedOptimizer(Optimizer):
 
     @staticmethod
     def check_kind(optimizer: Optimizer) -> None:
-        """Raise ValueError where parts of the parameters cannot be updated by themselves. Local."""
+        """Raise ValueError if the optimizer cannot update parts of parameters; local."""
         kind = type(optimizer)
         if kind not in _STATE:
             known = ", ".join(known.__name__ for known in _STATE)
@@ -170,7 +160,6 @@ class NodeSharedOptimizer(Optimizer):
     # --- which rank owns what ---
 
     def _terms(self, optimizer: Optimizer, sparse_as_dense: bool) -> dict[str, object]:
-        """What must be equal on all ranks; local. Raises ValueError for what cannot be sharded."""
         self.check_kind(optimizer)
         self._check(optimizer)
         terms = {"optimizer": self._kind.__name__, "sparse_as_dense": sparse_as_dense}
@@ -196,16 +185,16 @@ class NodeSharedOptimizer(Optimizer):
                     )
 
     def _split(self, dtype: torch.dtype) -> list[int]:
-        """Bounds of the parts of the ranks of this node in the array of a dtype."""
+        """Return the bounds of the parts of this node's ranks in the array of a dtype."""
         parts, count = self._comm.local_size, self._shared.counts[dtype]
         bounds = [count * part // parts // ALIGNMENT * ALIGNMENT for part in range(parts)]
-        if self._kind in _BY_TENSOR:  # move to the nearest beginning of a parameter
+        if self._kind in _BY_TENSOR:  # round to the nearest beginning of a parameter
             starts = [place.start for _, place in self._shared.of(dtype)] + [count]
             bounds = [min(starts, key=lambda start: abs(start - bound)) for bound in bounds]
         return [*bounds, count]
 
     def _pieces(self, dtype: torch.dtype) -> Iterator[ParameterSlice]:
-        """This rank's parts, cut where that changes nothing."""
+        """Yield this rank's parts, cut into pieces if the optimizer allows it."""
         rank = self._comm.local_rank
         first, last = self._ranges[dtype][rank : rank + 2]
         for index, place in self._shared.of(dtype):
@@ -215,7 +204,6 @@ class NodeSharedOptimizer(Optimizer):
                 yield ParameterSlice(index, at - place.start, min(at + most, end) - place.start)
 
     def _make_batches(self, dtype: torch.dtype) -> Iterator[_Batch]:
-        """This rank's parts of a dtype, in their order."""
         room = torch.empty(_BATCH, dtype=dtype)
         held: list[ParameterSlice] = []
         filled = 0
@@ -253,11 +241,9 @@ class NodeSharedOptimizer(Optimizer):
         return _Batch(pieces, parts, means, optimizer)
 
     def _indices(self) -> list[list[int]]:
-        """The parameters of each group."""
         return [[self._index[p] for p in group["params"]] for group in self.param_groups]
 
     def _mine(self) -> Iterator[tuple[ParameterSlice, nn.Parameter, dict[str, Any]]]:
-        """This rank's parts, each with its state."""
         for batch in self._batches:
             for piece, part in zip(batch.pieces, batch.parts, strict=True):
                 yield piece, part, batch.optimizer.state.get(part, {})
@@ -265,7 +251,7 @@ class NodeSharedOptimizer(Optimizer):
     # --- gradients ---
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, or set them to zero. Local."""
+        """Reset all gradients to None or zero; local."""
         self._is_reduced = False
         for index, parameter in enumerate(self._shared.parameters):
             if index not in self._hooked and parameter.requires_grad:
@@ -276,17 +262,17 @@ class NodeSharedOptimizer(Optimizer):
 
     @_reported
     def synchronize(self) -> None:
-        """Average the gradients over all ranks, each rank its part; collective, blocking.
+        """Average each rank's part of the gradients over all ranks; collective, blocking.
 
-        step() does it unless it was done. `parameter.grad` is not the average afterwards: clip with
-        clip_grad_norm_().
+        step() does it unless it was done. `parameter.grad` is not the average afterwards: use
+        clip_grad_norm_() to clip.
         """
         self._complete()
         self._gradients.reduce(self._used_pieces())
         self._is_reduced = True
 
     def _complete(self) -> None:
-        """Wait until all ranks have their gradients, and learn which parameters have one."""
+        """Wait for the gradients of all ranks, and find out which parameters have one."""
         came = torch.tensor(self._gradients.complete(), dtype=torch.uint8)
         self._used.copy_(came)
         self._comm.allreduce(self._used, "max", out=self._used, name="used parameters")
@@ -297,18 +283,16 @@ class NodeSharedOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Do nothing, for scripts that call synchronize() as with Horovod: step() does not repeat
-        it anyway.
-        """
+        """Do nothing, for Horovod scripts: step() does not repeat synchronize() anyway."""
         yield
 
     @_reported
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale the averaged gradients so that their norm over all parameters is `max_norm` at
-        most; collective, blocking. Call it between backward() and step().
+        """Scale the averaged gradients to a total norm of at most `max_norm`; collective, blocking.
 
-        Returns the norm before, as torch.nn.utils.clip_grad_norm_ does for whole gradients.
+        Call it between backward() and step(). Returns the norm before, as
+        torch.nn.utils.clip_grad_norm_ does for whole gradients.
         """
         if not self._is_reduced:
             self.synchronize()
@@ -322,7 +306,7 @@ class NodeSharedOptimizer(Optimizer):
             total = torch.stack([norm**norm_type for norm in norms]).sum()
             self._shared.local.allreduce(total, "sum", out=total, name="norm")
             total = total ** (1 / norm_type)
-        if self._comm.cross_size > 1:  # other parts on a node, another rounding
+        if self._comm.cross_size > 1:  # nodes with other parts round differently
             self._comm.broadcast(total, name="norm")
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
         for part in parts:
@@ -353,25 +337,23 @@ class NodeSharedOptimizer(Optimizer):
                 part.grad = self._mean(piece, room) if used[piece.index] else None
             batch.optimizer.step()
             for part in batch.parts:
-                part.grad = None  # it may be a view of what the user is to free
+                part.grad = None  # it may be a view of memory that the user wants to free
         for index, was_used in enumerate(used):
             self._steps[index] += was_used
         self._share_state()
         self._shared.synchronize()
         self._is_reduced = False
-        self._guard.check(self._comm)  # before a rank can come back with the next gradients
+        self._guard.check(self._comm)  # before a rank can bring new gradients
         return loss
 
     def _mean(self, piece: ParameterSlice, room: Tensor | None) -> Tensor:
-        """The average of a piece, made now unless it was made before."""
+        """Return the average of a piece, computed now unless it was before."""
         if isinstance(self._gradients, NodeGradients) and not self._is_reduced:
             return self._gradients.mean(piece, room)
         return self._gradients.part(piece)
 
     def _share_state(self) -> None:
-        """Move state that the optimizer has just made into shared memory, so that it can be read
-        whole. Collective when there is new state; the names are the same on all ranks.
-        """
+        """Move new optimizer state into shared memory; collective if there is any."""
         for name in _STATE[self._kind]:
             for dtype in self._shared.counts:
                 self._share_named(name, dtype)
@@ -394,7 +376,7 @@ class NodeSharedOptimizer(Optimizer):
                     self._moved.add((piece, name))
 
     def _keeps(self, name: str) -> bool:
-        """Whether the options of any group make the optimizer keep this state."""
+        """Return whether any group's options make the optimizer keep this state."""
         needs = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad"}.get(name)
         return needs is None or any(group[needs] for group in self.param_groups)
 
@@ -402,7 +384,7 @@ class NodeSharedOptimizer(Optimizer):
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """State of whole parameters, as the optimizer would have it in one process: a copy."""
+        """A copy of the state of whole parameters, as the optimizer has it in one process."""
         found = {
             parameter: self._state_of(index)
             for index, parameter in enumerate(self._shared.parameters)
@@ -424,10 +406,10 @@ class NodeSharedOptimizer(Optimizer):
         return state
 
     def state_dict(self) -> StateDict:
-        """Return options and whole state, as the optimizer has them in one process. Local.
+        """Return options and whole state, as the optimizer has them in one process; local.
 
-        Any number of ranks, or one process without hsgd, can load it. What is read is the state
-        after the last step of all ranks of the node.
+        Any number of ranks, or one process without hsgd, can load it. The state is that after the
+        last step of all ranks of the node.
         """
         order = {p: i for i, p in enumerate(p for g in self.param_groups for p in g["params"])}
         groups = [
@@ -438,9 +420,7 @@ class NodeSharedOptimizer(Optimizer):
 
     @_reported
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Take options and state of the ordinary form; collective over the node, blocking: all
-        ranks load the same.
-        """
+        """Load the same ordinary state on all ranks; collective over the node, blocking."""
         whole = self._kind([{"params": group["params"]} for group in self.param_groups], lr=0.0)
         whole.load_state_dict(state_dict)
         for group, loaded in zip(self.param_groups, whole.param_groups, strict=True):
@@ -461,7 +441,6 @@ class NodeSharedOptimizer(Optimizer):
         self._shared.synchronize()
 
     def _cut(self, value: Any, piece: ParameterSlice) -> Any:
-        """Of what belongs to a parameter, what belongs to a piece of it."""
         if not isinstance(value, Tensor):
             return value
         if value.dim() and value.shape == self._shared.places[piece.index].shape:
@@ -469,7 +448,7 @@ class NodeSharedOptimizer(Optimizer):
         return value.clone()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise ValueError: the division of the parameters is fixed."""
+        """Raise ValueError, since the division of the parameters is fixed."""
         raise ValueError("node_shared: groups cannot be added; give all of them at the start")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -480,7 +459,7 @@ class NodeSharedOptimizer(Optimizer):
 
 
 def _hook_of(optimizer: NodeSharedOptimizer) -> Callable[[Tensor], None]:
-    """A hook that does not keep the optimizer alive."""
+    """Return a hook that holds the optimizer weakly."""
     reference = weakref.ref(optimizer)
 
     def hook(parameter: Tensor) -> None:

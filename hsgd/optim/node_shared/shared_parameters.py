@@ -1,6 +1,4 @@
-"""Parameters of a model in memory that all ranks of a node share, one copy per node.
-
-Owns that memory and where each parameter lies in it. Never updates anything.
+"""SharedParameters: parameters in memory that all ranks of a node share, one copy per node.
 
 Source: Wang, Lu, Chen, Li, IEICE Trans. Inf. & Syst. E103-D(12), 2020 (first-layer models exchanged
 through shared memory); one copy per node is our own.
@@ -26,19 +24,19 @@ __all__ = [
     "share_parameters",
 ]
 
-# Elements. Parameters, and parts of them, begin at multiples of four registers of the widest kind:
-# loops of torch take so many at once, and another road for what is left.
+# Elements. Parameters, and parts of them, begin at multiples of four of the widest registers, since
+# torch's loops process so many at once and treat the rest differently.
 ALIGNMENT = 64
 
 
 def aligned(count: int) -> int:
-    """Return the next multiple of the alignment, in elements."""
+    """Return `count` rounded up to the alignment, in elements."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
 class ParameterPosition:
-    """Where a parameter lies in the array of its dtype."""
+    """Position of a parameter in the array of its dtype."""
 
     start: int
     count: int
@@ -50,7 +48,6 @@ class ParameterPosition:
         return self.start + self.count
 
     def view(self, flat: Tensor) -> Tensor:
-        """Return the parameter in an array like that of its dtype."""
         return flat[self.start : self.stop].view(self.shape)
 
 
@@ -63,21 +60,19 @@ class ParameterSlice:
     end: int
 
     def of(self, whole: Tensor) -> Tensor:
-        """These elements of a contiguous tensor of the parameter's shape: a view, 1-d unless it is
-        all of them.
-        """
+        """Return a view of these elements of a contiguous tensor; 1-d unless all are."""
         if self.end - self.begin == whole.numel():
             return whole
         return whole.view(-1)[self.begin : self.end]
 
 
 class SharedParameters:
-    """Parameters that all ranks of a node see in one memory; share_parameters() makes it.
+    """Parameters in memory that all ranks of a node share; share_parameters() makes it.
 
-    A write to a parameter is seen by the whole node at once. So whatever writes outside of
-    NodeSharedOptimizer.step() (load_state_dict, initialization, a swap with averaged weights) is
-    done by one rank of each node, or by all with the same values, and between two calls of
-    synchronize(), which keep it apart from readers and other writers.
+    The whole node sees a write to a parameter at once. So writes outside of
+    NodeSharedOptimizer.step() (load_state_dict, initialization, a swap with averaged weights) must
+    be made by one rank of each node, or by all with the same values, and between two calls of
+    synchronize(), which separate them from readers and other writers.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], comm: Comm, root: int = 0) -> None:
@@ -98,7 +93,6 @@ class SharedParameters:
         self._move(root)
 
     def _terms(self, root: int) -> dict[str, object]:
-        """What must be equal on all ranks; local. Raises ValueError for what cannot be shared."""
         for index, parameter in enumerate(self.parameters):
             if parameter.device.type != "cpu" or not parameter.is_floating_point():
                 raise ValueError(
@@ -109,7 +103,7 @@ class SharedParameters:
         return {"root": root, **layout_terms(self.parameters)}
 
     def _move(self, root: int) -> None:
-        """Put the root's values into the shared arrays, and the parameters there."""
+        """Copy the root's values into the shared arrays, and make the parameters views of these."""
         for parameter, place in zip(self.parameters, self.places, strict=True):
             value = parameter.detach().clone(memory_format=torch.contiguous_format)
             self.comm.broadcast(value.view(-1), root, name="parameters")
@@ -126,7 +120,7 @@ class SharedParameters:
         return self._local
 
     def of(self, dtype: torch.dtype) -> list[tuple[int, ParameterPosition]]:
-        """Return number and place of the parameters of a dtype."""
+        """Return number and position of each parameter of a dtype."""
         pairs = zip(self.parameters, self.places, strict=True)
         return [(i, place) for i, (p, place) in enumerate(pairs) if p.dtype == dtype]
 
@@ -136,13 +130,14 @@ class SharedParameters:
 
 
 def share_parameters(model: nn.Module, comm: Comm, root: int = 0) -> SharedParameters:
-    """Make the parameters of a model views of memory that all ranks of a node share; collective
-    over `comm`, blocking.
+    """Make a model's parameters views of memory that a node shares; collective, blocking.
 
-    All ranks get the values of rank `root`, as from broadcast_parameters. Buffers (running
-    statistics of normalization) stay each rank's own. Parameters keep their identity, so an
-    optimizer made before or after is the same; non-contiguous ones become contiguous.
-    Raises ValueError for parameters that are not floating point numbers in host memory, and
-    SharedMemoryError.
+    All ranks of `comm` get the values of rank `root`. Buffers (running statistics of normalization)
+    stay each rank's own. Parameters keep their identity, so optimizers may be made before or after;
+    non-contiguous ones become contiguous.
+
+    Raises:
+        ValueError: a parameter is not floating point in host memory.
+        SharedMemoryError: shared memory is missing.
     """
     return SharedParameters(model.parameters(), comm, root)

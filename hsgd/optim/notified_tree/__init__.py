@@ -1,3 +1,3 @@
-"""Synchronous SGD over one-sided, notified trees, without collectives or barriers."""
+"""NotifiedTree: synchronous SGD over trees of one-sided, notified writes."""
 
 __all__: list[str] = []

@@ -1,9 +1,8 @@
-"""NotifiedTree: synchronous SGD over one-sided, notified trees, without collectives or barriers.
+"""NotifiedTree: synchronous SGD over trees of one-sided, notified writes, without collectives.
 
-Owns the hooks on the model and what a training script calls. Source: CaffeGPI (arXiv:1706.00095):
-gradients layer by layer up a tree as the backward pass makes them, weights down again. Our
-reconstruction, and one step further: the next forward pass waits for each layer by itself. The
-communication is in tree_engine.py.
+Source: CaffeGPI (arXiv:1706.00095): gradients go up a tree layer by layer during the backward pass,
+weights come down. Our reconstruction, extended: in the next forward pass each layer waits for its
+own weights only.
 """
 
 from __future__ import annotations
@@ -53,56 +52,57 @@ from torch import Tensor, nn
 
 __all__ = ["NotifiedTree"]
 
-_MOST_QUEUE = 1 << 16  # operations, of a NotifiedWindow
+_MOST_QUEUE = 1 << 16  # operations in the queue of a NotifiedWindow
 _NO_OVERLAP = (
     "NotifiedTree: before_update needs the gradients of all layers, so no layer is updated before "
     "the last gradient has come, and the sending of weights no longer overlaps the backward pass"
 )
-_LEAVE_S = 5.0  # that others are waited for at the end
+_LEAVE_S = 5.0  # wait for other ranks at the end
 
 
 class NotifiedTree(WrappingOptimizer):
-    """Wraps an optimizer: roots update, layer by layer, from gradients averaged over all ranks;
-    collective.
+    """Wraps an optimizer: roots update, layer by layer, from gradients averaged over all ranks.
 
-    optimizer: any torch optimizer whose step() needs no closure. Only the root of a layer runs it
-        for that layer, and only there it has state. Options of param_groups are read there when the
-        first gradient of a step is there, so set them before backward(), on all ranks alike.
-        Schedulers take this object.
-    model: weights and trainable parameters equal in shape and dtype on all ranks, on the CPU. Rank
-        0's weights and buffers are sent to all. Parameters move into the shared segment.
-    comm: the ranks. Over several nodes MPI needs MPI_THREAD_MULTIPLE, but for sockets.
-    arity: how many nodes each node passes weights to; None is the k with the least k * levels.
-    overlap_forward: step() returns at once, and each module waits for its own weights when it is
-        called. False: step() waits for all.
-    roots: "first": rank 0 is the root of all layers. "shared": layers are shared among the first
-        ranks of the nodes, so that all links carry the same; state_dict() and load_state_dict() are
-        collective then.
-    before_update: called on rank 0 with all parameters to update, which have their mean gradients,
-        before any is updated: for clipping by global norm and whatever needs all layers. Nothing
-        overlaps the backward pass then, which a warning says. Needs roots="first".
-    timeout_s: until a wait for other ranks gives up; None is the deadline of `comm`.
-    network: what carries writes between nodes, "auto", "mpi" or "sockets"; see
-        hsgd.NotifiedWindow.
-    part_bytes: layers that have more weights go up, are updated and come down in parts of about
-        that size, one behind the other. Takes torch.optim.SGD without dampening and maximize, whose
-        update needs no whole layer, no before_update, and float32; other layers stay whole. None:
-        between nodes 1 MB, or more for models above 512 MB; on one node 0, which cuts nothing.
+    Sums are made in a fixed order: local ranks, then child nodes. A parameter without a gradient on
+    all ranks is not updated. Between step() and the next call of the model its weights change: call
+    wait() before reading them directly (state_dict() does).
 
-    Sums are made in a fixed order: local ranks, then child nodes. A parameter that no rank has a
-    gradient for is not updated, as without this class. Between step() and the next call of the
-    model its weights change: call wait() before reading them directly (state_dict() does).
     A weight may change once its gradient is complete. So a second backward() before step() fails in
-    autograd ("modified by an inplace operation"): call all but the last within no_sync(). So does a
-    model that uses weight.detach() earlier in its forward pass than the weight itself.
+    autograd ("modified by an inplace operation"): call all but the last within no_sync(). The same
+    holds for a model that uses weight.detach() earlier in its forward pass than the weight itself.
     A layer whose module is not called itself, but used by its parent, is waited for by the parent.
     Buffers stay local, as BatchNorm's statistics do; average_buffers() makes them equal.
 
-    A script that ends without close() ends this with the communicator: it waits for the weights of
-    its own last step, up to the deadline as any wait, and then 5 s at most for ranks that still
-    need what it passes on.
+    Without close(), the end of the communicator ends this: it waits for the weights of its last
+    step up to the deadline, then up to 5 s for ranks that still need data from it. Construction is
+    collective.
 
-    Raises PeerLost and CollectiveTimeout, from backward(), step() or the forward pass.
+    Args:
+        optimizer: any torch optimizer whose step() needs no closure. Only the root of a layer runs
+            it for that layer, and only there it has state. Options of param_groups are read there
+            when the first gradient of a step arrives, so set them before backward(), equally on all
+            ranks. Schedulers take this object.
+        model: weights and trainable parameters equal in shape and dtype on all ranks, on the CPU.
+            All start from rank 0's weights and buffers. Parameters move into the shared segment.
+        comm: the ranks. Over several nodes MPI needs MPI_THREAD_MULTIPLE, except with sockets.
+        arity: how many nodes each node passes weights to; None is the k with the least k * levels.
+        overlap_forward: step() returns at once, and each module waits for its own weights when it
+            is called. False: step() waits for all.
+        roots: "first": rank 0 is the root of all layers. "shared": layers are divided among the
+            first ranks of the nodes, so that all links carry the same; state_dict() and
+            load_state_dict() are then collective.
+        before_update: called on rank 0 with all parameters to update, with their mean gradients,
+            before any is updated: for clipping by global norm and whatever needs all layers. Then
+            nothing overlaps the backward pass, which a warning says. Needs roots="first".
+        timeout_s: limit of a wait for other ranks; None is the deadline of `comm`.
+        network: between nodes: "auto", "mpi" or "sockets"; see hsgd.NotifiedWindow.
+        part_bytes: larger layers are sent and updated in parts of about this size, as a pipeline.
+            Needs float32, torch.optim.SGD without dampening and maximize, and no before_update;
+            other layers stay whole. None: 1 MB between nodes, more for models above 512 MB; on one
+            node 0, which cuts nothing.
+
+    Raises:
+        PeerLost, CollectiveTimeout: from backward(), step() or the forward pass.
     """
 
     loads_together = True
@@ -147,11 +147,11 @@ class NotifiedTree(WrappingOptimizer):
         self._sending, self._failed = True, False
         self._step = 0  # steps that step() has finished
         self._posted = [0] * len(layers)  # the step whose gradient was given to the engine
-        self._arrived = [0] * len(layers)  # the weights that are known to be here
+        self._arrived = [0] * len(layers)  # the step whose weights have arrived
         # By version. A layer that the next forward pass does not use may be updated after it, when
-        # the options of the next step are known already.
+        # the options of the next step are already known.
         self._options: dict[int, Options] = {}
-        self._placing = threading.Lock()  # places are kept and used, or neither
+        self._placing = threading.Lock()  # updater and engine keep the same places
         self._move_weights()
         if self._shared:
             self._load_state_of_rank_0()
@@ -164,12 +164,12 @@ class NotifiedTree(WrappingOptimizer):
             whole_step=whole,
             before_notify=_before_notify,
         )
-        comm.barrier()  # the last one: from here on only notifications
+        comm.barrier()  # the last barrier: only notifications from here on
         self._hook()
         comm.before_close(self._leave)
 
     def _open_window(self, sends: int, timeout_s: float | None, network: Network) -> NotifiedWindow:
-        """For the plan, and so many sends under way."""
+        """Return a window for the plan, and for `sends` concurrent sends."""
         self._patience_s = min(1.0, (self._comm.timeout_s if timeout_s is None else timeout_s) / 4)
         network = choose_network(self._comm, network, "NotifiedTree", any_thread=True)
         if network == "mpi":
@@ -184,7 +184,7 @@ class NotifiedTree(WrappingOptimizer):
         )
 
     def _views_of_blocks(self) -> list[tuple[NDArray[np.uint8], list[Tensor]]]:
-        """Flags and gradients of each part in this rank's segment."""
+        """Return flags and gradients of each part in this rank's segment."""
         return [
             (
                 block.in_use(self._memory).numpy(),
@@ -196,8 +196,9 @@ class NotifiedTree(WrappingOptimizer):
     # --- what training scripts call ---
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """End a step: gradients that are not sent yet go now; collective. Returns at once with
-        overlap_forward, else when all weights are here.
+        """Send the remaining gradients and end the step; collective.
+
+        Returns at once with overlap_forward, else when all weights have arrived.
         """
         if closure is not None:
             raise TypeError("NotifiedTree.step: closures are not supported; call backward() before")
@@ -216,13 +217,13 @@ class NotifiedTree(WrappingOptimizer):
             self.wait()
 
     def wait(self) -> None:
-        """Return when the weights of the last step are here; blocking."""
+        """Wait until the weights of the last step have arrived; blocking."""
         for layer in self._plan.layers:
             self._wait_for(layer.index)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes only add to .grad in the block: for all but the last of a step."""
+        """Accumulate gradients locally in the block, for all but the last backward() of a step."""
         self._sending = False
         try:
             yield
@@ -230,9 +231,7 @@ class NotifiedTree(WrappingOptimizer):
             self._sending = True
 
     def average_buffers(self) -> None:
-        """Make floating buffers the mean over ranks and the others rank 0's; collective,
-        blocking.
-        """
+        """Average floating buffers, and copy rank 0's others; collective, blocking."""
         self._check_open()
         for name, buffer in self._model.named_buffers():
             if buffer.is_floating_point():
@@ -241,19 +240,17 @@ class NotifiedTree(WrappingOptimizer):
                 broadcast_values(self._comm, [buffer])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's; waits for the last step.
+        """Return the wrapped optimizer's state after the last step.
 
-        With shared roots collective, and the state of all parameters on all ranks. Else local, and
-        rank 0 alone has state.
+        With shared roots this is collective, and all ranks get all state. Else it is local, and
+        only rank 0 has state.
         """
         self.wait()
         own = self._optimizer.state_dict()
         return gather_state(self._comm, own) if self._shared else own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's state, of which rank 0's counts; with shared roots
-        collective, else local.
-        """
+        """Load rank 0's state; with shared roots collective, else local."""
         self.wait()
         if self._shared:
             state_dict = state_of_rank_0(self._comm, state_dict)
@@ -263,15 +260,16 @@ class NotifiedTree(WrappingOptimizer):
         self._updater.share_state()
 
     def close(self) -> None:
-        """Wait for the last step of all ranks and end the thread; collective, blocking. A second
-        call does nothing. The model goes on with its weights, unhooked.
+        """Wait for the last step of all ranks and end the thread; collective, blocking.
+
+        A second call does nothing. The model keeps its weights and loses the hooks.
         """
         if self._closed:
             return
         try:
             if self._is_sound():
                 self.wait()
-                self._comm.barrier()  # others may still need what this rank has
+                self._comm.barrier()  # others may still need data from this rank
         finally:
             self._end()
 
@@ -279,11 +277,12 @@ class NotifiedTree(WrappingOptimizer):
         self._end(waits=False)
 
     def _leave(self) -> None:
-        """What the end of the communicator brings where nobody called close(). The weights of the
-        last step belong to what the script did, so they have until the deadline; without them it
-        would leave with others than the other ranks have. Others may still need what this rank
-        passes on: it waits 5 s for them, no longer, since one may have failed. A script that an
-        error ended waits for nobody, so that the others hear of it.
+        """End with the communicator if close() was not called.
+
+        Without the weights of the last step this rank would leave with other weights than the rest,
+        so they have until the deadline. Other ranks may still need what this rank passes on: it
+        waits 5 s for them, not longer, since one may have failed. After an error it does not wait,
+        so that the others learn of it.
         """
         if self._comm.left_by_error:
             return self._end(waits=False)
@@ -296,13 +295,14 @@ class NotifiedTree(WrappingOptimizer):
                 finally:
                     self._window.drain()  # else closing would not wait for others over MPI
         except HsgdError:
-            pass  # each rank's own waits tell it what it lacks
+            pass  # each rank's own waits report what is missing
         finally:
             self._end()
 
     def _meet(self, timeout_s: float) -> None:
-        """A barrier by dissemination (Hensgen, Finkel, Manber 1988) over notifications: unlike a
-        collective that is given up, it does not keep the communicator from ending.
+        """Make a dissemination barrier (Hensgen, Finkel, Manber 1988) of notifications.
+
+        Unlike an abandoned collective, it does not keep the communicator from ending.
         """
         rank, size, plan = self._comm.rank, self._comm.size, self._plan
         for turn in range(plan.leave_rounds):
@@ -333,7 +333,7 @@ class NotifiedTree(WrappingOptimizer):
     # --- set-up ---
 
     def _move_weights(self) -> None:
-        """Weights become views of the segment, with rank 0's values."""
+        """Make weights views of the segment, with rank 0's values."""
         with torch.no_grad():
             broadcast_values(self._comm, self._model.buffers())
             for layer in self._plan.layers:
@@ -347,20 +347,20 @@ class NotifiedTree(WrappingOptimizer):
             broadcast_values(self._comm, frozen)
 
     def _load_state_of_rank_0(self) -> None:
-        """Each root begins with the state that rank 0's optimizer has for its layers."""
+        """Give each root the state of rank 0's optimizer for its layers."""
         own = self._optimizer.state_dict()
         state = state_of_rank_0(self._comm, own)["state"]
         self._load_wrapped(part_of_state({**own, "state": state}, self._owned_numbers()))
 
     def _owned_numbers(self) -> set[int]:
-        """Parameters that are updated here, by their numbers in state dictionaries."""
+        """Return the parameters updated here, by their numbers in state dictionaries."""
         layers = self._plan.layers
         owned = {p for index in self._owned for p in layers[index].parameters}
         every = [p for group in self._optimizer.param_groups for p in group["params"]]
         return {number for number, p in enumerate(every) if p in owned}
 
     def _hook(self) -> None:
-        """Hooks hold this object weakly, so that a model may outlive it."""
+        """Register hooks that hold this object weakly, so that a model may outlive it."""
         me = weakref.ref(self)
         self._hooks: list[Any] = []
         self._called: set[nn.Module] = set()
@@ -390,7 +390,7 @@ class NotifiedTree(WrappingOptimizer):
 
         for module in self._model.modules():
             if not any(p in owner for p in module.parameters()):
-                continue  # nor does it use a layer of a module within it
+                continue  # it uses no layer, and no module within it does
             own = {owner[p].index for p in module.parameters(recurse=False) if p in owner}
             self._waits[module] = own
             self._hooks.append(module.register_forward_pre_hook(before_forward))
@@ -415,7 +415,7 @@ class NotifiedTree(WrappingOptimizer):
             self._post(layer)
 
     def _delegate(self, layer: Layer) -> None:
-        """The module is not called itself: whoever uses it is called, and waits in its place."""
+        """Make the nearest called parent wait for a layer whose module is not called itself."""
         names = layer.name.split(".")
         above = [self._model.get_submodule(".".join(names[:n])) for n in range(len(names))]
         user = next((m for m in reversed(above) if m in self._called), self._model)
@@ -423,12 +423,12 @@ class NotifiedTree(WrappingOptimizer):
 
     def _post(self, layer: Layer) -> None:
         """Hand a layer's gradient over; afterwards its weights may change at any time."""
-        for parameter in layer.parameters:  # so that autograd refuses to use them any more
+        for parameter in layer.parameters:  # autograd then refuses to use old values
             torch.autograd.graph.increment_version(parameter)
         version, parts = self._step + 1, self._plan.parts_of[layer.index]
         if version not in self._options:
             self._begin_step(version)
-        self._wait_for(layer.index)  # who has the weights of a step may overwrite its gradient
+        self._wait_for(layer.index)  # once its weights are here, the gradient may be overwritten
         self._posted[layer.index] = version
         self._unready[layer.index] = set(layer.parameters)
         gradients = [p.grad for p in layer.parameters]
@@ -441,9 +441,7 @@ class NotifiedTree(WrappingOptimizer):
                 raise
 
     def _fill(self, part: Part, gradients: list[Tensor | None]) -> None:
-        """Copy a part's share of a layer's gradients into its block. They are left in the order of
-        their parameters, for the next part.
-        """
+        """Copy a part's share into its block; leaves gradients in the order of their parameters."""
         flags, views = self._blocks[part.index]
         with torch.no_grad():
             for index, (stretch, view) in enumerate(zip(part.stretches, views, strict=True)):
@@ -458,8 +456,8 @@ class NotifiedTree(WrappingOptimizer):
                 view.copy_(stretch.of(gradient))
 
     def _begin_step(self, version: int) -> None:
-        """What updates of this step need, before its first gradient is handed over."""
-        self._options.pop(version - 2, None)  # all layers have the step before the last
+        """Prepare updates of a step before its first gradient is handed over."""
+        self._options.pop(version - 2, None)  # all layers have made that step
         self._options[version] = options = self._updater.snapshot() if self._owned else []
         if not self._owned:
             return
@@ -470,7 +468,7 @@ class NotifiedTree(WrappingOptimizer):
             self._engine.set_rules(version, rules)
 
     def _forget_places(self) -> None:
-        """The state of the wrapped optimizer lies elsewhere."""
+        """Forget the addresses of the wrapped optimizer's state, which has moved."""
         with self._placing:
             self._engine.forget_tensors()
             self._updater.forget()
@@ -484,7 +482,7 @@ class NotifiedTree(WrappingOptimizer):
             )
 
     def _wait_for(self, layer: int) -> None:
-        """Until the weights of the last step are here."""
+        """Wait until a layer's weights of the last step have arrived."""
         if self._arrived[layer] >= self._step:
             return
         self._check_open()
@@ -494,7 +492,7 @@ class NotifiedTree(WrappingOptimizer):
 
     def _wait_for_part(self, layer: int, part: int) -> None:
         slot, gone = self._plan.weights_slot(part), self._plan.gone_slot
-        try:  # weights that came before somebody gave up count
+        try:  # weights that came before a rank gave up count
             heard, _ = self._wait_or_hear_why(layer, [slot, gone])
         except (CollectiveTimeout, PeerLost) as error:
             self._failed = True
@@ -510,8 +508,10 @@ class NotifiedTree(WrappingOptimizer):
             raise self._failure(layer, kind, given_up) from given_up
 
     def _wait_or_hear_why(self, layer: int, slots: list[int]) -> tuple[int, int]:
-        """wait_any(). Who does not know whose gradient is missing gives those who do some time to
-        say so: deadlines pass at about the same time on all ranks.
+        """Call wait_any(); after a timeout, wait a little longer for a reason from other ranks.
+
+        Deadlines pass at about the same time on all ranks, and others may know whose gradient is
+        missing.
         """
         seen = [self._step - 1, 0]
         try:
@@ -524,8 +524,10 @@ class NotifiedTree(WrappingOptimizer):
     def _failure(
         self, layer: int, kind: type[HsgdError], why: object, *, looks: bool = False
     ) -> HsgdError:
-        """The error of a wait for weights. looks: it also names the ranks whose gradients have not
-        come, as far as this rank can tell, and is about the first of them.
+        """Return the error of a wait for weights.
+
+        With `looks` it names the ranks whose gradients are missing, as far as this rank knows, and
+        has the first of them as its rank.
         """
         missing = self._engine.missing(layer, self._step) if looks else []
         names = f" (no gradient from rank {', '.join(map(str, missing))})" if missing else ""
@@ -537,11 +539,11 @@ class NotifiedTree(WrappingOptimizer):
 
     @property
     def closed(self) -> bool:
-        """Whether it, or its communicator, was closed."""
+        """Whether this or its communicator was closed."""
         return self._closed or self._window.closed
 
     def _update(self, version: int, parts: Sequence[int]) -> None:
-        """The step `version` of the optimizer on some parts; on their root, in the engine."""
+        """Update some parts at their root for step `version`; called in the engine's thread."""
         gradients: list[tuple[Stretch, Tensor | None]] = []
         for index in parts:
             flags, views = self._blocks[index]
@@ -557,5 +559,5 @@ class NotifiedTree(WrappingOptimizer):
 
 
 def _on_all(comm: Comm, answer: bool) -> bool:
-    """Whether it is True on all ranks; collective."""
+    """Return whether `answer` is True on all ranks; collective."""
     return bool(comm.allgather(np.array([answer], np.uint8)).all())

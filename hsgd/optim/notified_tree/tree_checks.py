@@ -1,7 +1,4 @@
-"""What a NotifiedTree cannot work with, in one line each.
-
-Owns the refusals of its arguments. Never changes anything.
-"""
+"""Checks of NotifiedTree's arguments."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ __all__ = ["Roots", "check_threads", "terms_of"]
 def terms_of(
     optimizer: Optimizer, model: nn.Module, options: Mapping[str, Any], *, whole_step: bool
 ) -> dict[str, object]:
-    """Return what must be equal on all ranks: options and the model; local.
-
-    Raises ValueError for what cannot be. whole_step: there is a before_update, which rank 0 alone
-    calls.
-    """
+    """Check the arguments, and return what must be equal on all ranks; local."""
     _check_arguments(optimizer, layers_of(model), options["arity"], options["part_bytes"])
     _check_roots(options["roots"], whole_step)
     return {**options, "optimizer": type(optimizer).__name__, **layout_terms(model)}
@@ -77,7 +70,7 @@ def _check_roots(roots: str, whole_step: bool) -> None:
 
 
 def check_threads(comm: Comm) -> None:
-    """Raise HsgdError where MPI was not initialized for what the engine needs."""
+    """Raise HsgdError if MPI's thread level is too low for the engine."""
     if comm.cross_size > 1:
         from mpi4py import MPI
 

@@ -1,9 +1,8 @@
-"""The thread of a NotifiedTree that sums gradients upwards and passes weights downwards.
+"""Engine: the thread of a NotifiedTree that sums gradients upwards and passes weights downwards.
 
-Owns the thread on leaders, what it is told of the layers, and what becomes of its errors; other
-ranks of a node need no thread, because their leader reads and writes their segments. Never touches
-the model, and does none of the work: hsgd/csrc/onesided/tree/gradient_tree.hpp does, without the
-GIL, and says why flow control needs no acknowledgements.
+Only leaders have a thread; they read and write the segments of the other ranks of their node.
+hsgd/csrc/onesided/tree/gradient_tree.hpp does the work without the GIL, and explains why flow
+control needs no acknowledgements.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from torch import Tensor
 
 __all__ = ["GIVEN_UP", "Engine", "reason_in"]
 
-GIVEN_UP = 1 << 62  # the version that says: nothing comes any more
+GIVEN_UP = 1 << 62  # the version that announces that nothing more comes
 
-# Names of hsgd_dtype by number, and how many of them an element is.
+# Numbers of hsgd_dtype, and how many of its values an element has.
 _DTYPES = {
     torch.float32: (0, 1),
     torch.float64: (1, 1),
@@ -38,13 +37,15 @@ _DTYPES = {
 
 
 class Engine:
-    """Sums, updates and forwards, part by part, in a thread of its own on leaders.
+    """Sums, updates and forwards parts of layers, in a thread on leaders.
 
-    teams: this rank's neighbours, layer by layer.
-    update: called on roots with a version and parts whose mean gradients, of that version, lie in
-        `plan.own` of the root's segment; not for those that set_tensors() and set_rules() let the
-        engine update by itself. whole_step: called with all parts at once.
-    before_notify: called before each notification that the program itself makes.
+    Args:
+        teams: this rank's neighbours, layer by layer.
+        update: called on roots with a version and parts whose mean gradients lie in `plan.own` of
+            the root's segment; not for parts that the engine updates itself, after set_tensors()
+            and set_rules().
+        whole_step: call `update` once, with all parts.
+        before_notify: called before each notification that the program makes.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Engine:
     ) -> None:
         self._window, self._plan = window, plan
         self._teams = [teams[part.layer] for part in plan.parts]
-        team = self._team = teams[0]  # for what is the same of all: rank, size and node
+        team = self._team = teams[0]  # for rank, size and node, which all teams share
         self._update, self._before_notify = update, before_notify
         self.error: BaseException | None = None
         self._bind()
@@ -80,7 +81,7 @@ class Engine:
         self._thread.start()
 
     def notify(self, part: int, version: int) -> None:
-        """Say that this rank's gradient of a part is in its segment."""
+        """Announce that this rank's gradient of a part is in its segment."""
         if self._before_notify is not None:
             self._before_notify()
         team, plan = self._team, self._plan
@@ -91,19 +92,17 @@ class Engine:
         self._window.put_notify(None, team.members[0], slot, version)
 
     def set_rules(self, version: int, rules: list[_native.LarsRule]) -> None:
-        """Rules of a step, by which parts whose tensors are known are updated without `update`;
-        before the first gradient of that step.
-        """
+        """Set the rules for updates without `update`, before a step's first gradient."""
         if (tree := self._tree) is not None:
             tree.set_rules(version, rules)
 
     def set_tensors(self, part: int, places: list[tuple[int, int, int]]) -> None:
-        """Where the parameters of a part and their momenta lie, until forget_tensors()."""
+        """Set the addresses of a part's parameters and momenta, until forget_tensors()."""
         if (tree := self._tree) is not None:
             tree.set_tensors(part, places)
 
     def forget_tensors(self) -> None:
-        """Call `update` again for all parts; returns when none is updated without it any more."""
+        """Use `update` for all parts again; returns when no part is updated without it."""
         if (tree := self._tree) is not None:
             tree.forget_tensors()
 
@@ -114,17 +113,13 @@ class Engine:
             self._thread.join()
 
     def sent(self) -> list[tuple[int, int, float, float]]:
-        """Layer, target rank, begin and end of what went to other nodes lately; seconds of
-        time.monotonic(). Nothing after the end.
-        """
+        """Return layer, target, begin and end (time.monotonic()) of recent sends between nodes."""
         sent = tree.sent() if (tree := self._tree) is not None else []
         parts = self._plan.parts
         return [(parts[part].layer, target, begin, end) for part, target, begin, end in sent]
 
     def missing(self, layer: int, version: int) -> list[int]:
-        """Return the ranks that hold up the gradient of a version here, as far as this rank can
-        tell, in the order of the sum.
-        """
+        """Return ranks whose gradients are missing here for a version, in the order of the sum."""
         if not self._team.leads:
             return []
         late = {
@@ -138,9 +133,7 @@ class Engine:
     # --- set-up ---
 
     def _inputs(self, part: int) -> list[tuple[int, int, tuple[int, int]]]:
-        """Slot, writer, and rank and offset of the memory of all gradients that a leader adds up,
-        in the order of the sum: local ranks, then child nodes.
-        """
+        """Return slot, writer and memory (rank, offset) of a leader's inputs, in sum order."""
         team, plan = self._teams[part], self._plan
         own = plan.own[part].offset
         inputs = [(plan.own_slot(part), team.rank, (team.rank, own))]
@@ -173,7 +166,7 @@ class Engine:
             up.append((team.gather_to, plan.child_slot(index, team.place), inbox, own.size))
         slot = plan.weights_slot(index)
         weights, size = plan.weights_range(part)
-        # To child nodes first, whose way is longer; the program of this rank comes last.
+        # Child nodes first, since their way is longer; the program of this rank last.
         ranks = (*team.spread_to, *team.members[1:])
         down = [(rank, slot, weights, size) for rank in ranks]
         down += [(team.rank, slot, 0, 0)] if team.is_root else []
@@ -193,14 +186,14 @@ class Engine:
             torch.set_grad_enabled(False)
             assert self._tree is not None
             self._window.work(self._tree, self._update)
-        except BaseException as error:  # told to everybody who may wait for this rank
+        except BaseException as error:  # reported to all ranks that may wait for this one
             self.error = error
             self._give_up(str(error))
         finally:
-            self._tree = None  # which keeps the memory
+            self._tree = None  # it keeps the memory alive
 
     def _give_up(self, why: str) -> None:
-        """Tell the programs of this node and the engines of neighbours, which tell theirs."""
+        """Notify the programs of this node and the neighbours' engines, which pass it on."""
         plan, team = self._plan, self._team
         words = f"rank {team.rank} gave up: {why}".encode()[: TreePlan.REASON - 1]
         reason = np.zeros(TreePlan.REASON, np.uint8)
@@ -212,10 +205,10 @@ class Engine:
             self._tell(rank, plan.STOP, [(reason, 0)])
 
     def _tell(self, rank: int, slot: int, pieces: Sequence[tuple[object, int]]) -> None:
-        with contextlib.suppress(HsgdError, ValueError):  # that way is closed; its deadline tells
+        with contextlib.suppress(HsgdError, ValueError):  # unreachable ranks have a deadline
             self._window.put_list_notify(pieces, rank, slot, GIVEN_UP, 0.0)
 
 
 def reason_in(memory: Tensor) -> str:
-    """Return what another rank wrote about why it gave up."""
+    """Return another rank's reason for giving up."""
     return bytes(memory[: TreePlan.REASON].tolist()).split(b"\0", 1)[0].decode(errors="replace")

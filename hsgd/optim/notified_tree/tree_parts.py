@@ -1,7 +1,4 @@
-"""What a NotifiedTree sends as one: layers, or parts of those that are large.
-
-Owns the partition of a model. Never knows where anything lies or who sends it: tree_plan.py does.
-"""
+"""Layers of a model, and parts of large layers, which a NotifiedTree sends as units."""
 
 from __future__ import annotations
 
@@ -14,15 +11,14 @@ from torch import Tensor, nn
 __all__ = ["Layer", "Part", "Stretch", "in_order_of", "layers_of", "padded", "parts_of"]
 
 _LINE = 64  # bytes
-# The way up of a part, its update and its way down follow one another, and overlap with those of
-# other parts. But each part costs an update and notifications: where layers of 256 KB were halved,
-# a step took an eighth more processor time.
+# Parts form a pipeline: way up, update and way down of one overlap with those of others. But each
+# part costs an update and notifications: halving layers of 256 KB cost 1/8 more processor time.
 _PART_BYTES = 1 << 20
-_MOST_CUTS = 512  # of a model: a thread looks at all parts whenever it is woken
+_MOST_CUTS = 512  # per model: a thread checks all parts whenever it wakes
 
 
 def padded(size: int) -> int:
-    """Bytes, up to the end of the cache line."""
+    """Return a size in bytes, rounded up to cache lines."""
     return (size + _LINE - 1) // _LINE * _LINE
 
 
@@ -37,13 +33,13 @@ class Layer:
 
     @property
     def bytes(self) -> int:
-        """Of its weights."""
+        """Bytes of its weights."""
         return sum(p.numel() * p.element_size() for p in self.parameters)
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Elements [begin, end) of a parameter, in the order in which they lie in memory."""
+    """Elements [begin, end) of a parameter, in their order in memory."""
 
     parameter: nn.Parameter
     index: int  # of the parameter in its layer
@@ -57,12 +53,13 @@ class Stretch:
 
     @property
     def bytes(self) -> int:
-        """Of these elements."""
+        """Bytes of these elements."""
         return (self.end - self.begin) * self.parameter.element_size()
 
     def of(self, tensor: Tensor) -> Tensor:
-        """These elements of a tensor that is in_order_of() the parameter, or of any of its shape if
-        it is all of them: a view, 1-d unless it is all of them.
+        """Return a view of these elements of a tensor; 1-d unless it is whole.
+
+        The tensor must be in_order_of() the parameter, or if the stretch is whole, have its shape.
         """
         if self.is_whole:
             return tensor
@@ -71,7 +68,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Part:
-    """What goes up, is updated and comes down by itself: a layer, or neighbours in its memory."""
+    """A unit of sending and updating: a layer, or neighbouring elements of one."""
 
     index: int
     layer: int
@@ -91,18 +88,16 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def in_order_of(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Return the tensor with its elements in the order in which the parameter's lie in memory:
-    itself where they do.
-    """
+    """Return the tensor, copied if its elements are not in the parameter's memory order."""
     if tensor.stride() == parameter.stride():
         return tensor
     return torch.empty_like(parameter, requires_grad=False).copy_(tensor)
 
 
 def parts_of(layers: Sequence[Layer], part_bytes: int | None) -> list[Part]:
-    """Return the layers in parts of at most so many bytes; 0: uncut.
+    """Return the layers in parts of at most `part_bytes`; 0 does not cut.
 
-    None: what is best, which grows with the model. Only float32 parameters are cut.
+    None chooses a size, which grows with the model. Only float32 parameters are cut.
     """
     if part_bytes is None:
         part_bytes = max(_PART_BYTES, sum(layer.bytes for layer in layers) // _MOST_CUTS)
@@ -114,7 +109,7 @@ def parts_of(layers: Sequence[Layer], part_bytes: int | None) -> list[Part]:
 
 
 def _cut(layer: Layer, most: int) -> Iterator[list[Stretch]]:
-    """Parts of a layer that are about as large as one another, and begin at cache lines."""
+    """Yield parts of a layer, of similar sizes, which begin at cache lines."""
     whole = sum(padded(p.numel() * p.element_size()) for p in layer.parameters)
     plain = all(type(p) is nn.Parameter and p.dtype is torch.float32 for p in layer.parameters)
     count = max(-(-whole // most), 1) if most > 0 and plain else 1

@@ -1,8 +1,6 @@
-"""Who sends what to whom in a NotifiedTree, and where it lies: arithmetic only.
+"""TreePlan and Team: the trees of a NotifiedTree, and the places of its data in segments.
 
-Owns the shape of the two trees and the places of gradients and weights in a NotifiedWindow's
-segments. What is sent is in tree_parts.py. Never communicates. Gradient tree: the binomial tree of
-CaffeGPI (arXiv:1706.00095); weights: a k-ary tree.
+Gradient tree: the binomial tree of CaffeGPI (arXiv:1706.00095); weights: a k-ary tree.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def gather_parent(node: int) -> int:
 
 
 def gather_children(node: int, nodes: int) -> list[int]:
-    """Return whose gradients come to a node, in the order in which they are added."""
+    """Return the nodes whose gradients come to a node, in the order of the sum."""
     first = node.bit_length()
     return [
         node + (1 << bit) for bit in range(first, nodes.bit_length()) if node + (1 << bit) < nodes
@@ -42,21 +40,20 @@ def gather_children(node: int, nodes: int) -> list[int]:
 
 
 def spread_parent(node: int, arity: int) -> int:
-    """Return where a node's weights come from; -1 for node 0."""
+    """Return the node that a node's weights come from; -1 for node 0."""
     return (node - 1) // arity if node else -1
 
 
 def spread_children(node: int, arity: int, nodes: int) -> list[int]:
-    """Return whom a node passes weights to."""
+    """Return the nodes that a node passes weights to."""
     return list(range(arity * node + 1, min(arity * node + arity + 1, nodes)))
 
 
 def best_arity(nodes: int, shared_roots: bool = False) -> int:
-    """Return the k with the least k * levels, because a node sends k times per level; the smallest
-    such.
+    """Return the least k with the least k * levels; a node sends k times per level.
 
-    shared_roots: the largest such. All nodes send as much as one another then, whatever k is, and
-    fewer levels have fewer threads to wake.
+    `shared_roots`: the greatest such k. Nodes then send equally much for any k, and fewer levels
+    wake fewer threads.
     """
 
     def cost(arity: int) -> int:
@@ -70,11 +67,7 @@ def best_arity(nodes: int, shared_roots: bool = False) -> int:
 
 
 def share_roots(sizes: Sequence[int], nodes: int) -> list[int]:
-    """Return which node is the root of each layer: the largest layers first, each to the node that
-    has the fewest bytes until then.
-
-    Layers of one size take turns.
-    """
+    """Return each layer's root node: largest layers first, each to the least loaded node."""
     roots, loads = [0] * len(sizes), [0] * nodes
     for layer in sorted(range(len(sizes)), key=lambda layer: -sizes[layer]):
         root = min(range(nodes), key=loads.__getitem__)
@@ -85,9 +78,7 @@ def share_roots(sizes: Sequence[int], nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors in a segment: a byte for each, which says whether there is a gradient, then the
-    numbers.
-    """
+    """Tensors in a segment: a flag byte per tensor (whether there is a gradient), then values."""
 
     offset: int
     flags: int
@@ -99,7 +90,7 @@ class Block:
         return memory[self.offset : self.offset + self.flags]
 
     def views(self, memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors of the shapes and strides of `like`."""
+        """Return tensors with the shapes and strides of `like`."""
         views = []
         for place, tensor in zip(self.places, like, strict=True):
             flat = in_memory(memory, self.offset + place, tensor.numel(), tensor.dtype)
@@ -107,16 +98,16 @@ class Block:
         return views
 
     def bytes(self, memory: Tensor) -> Tensor:
-        """All of it."""
+        """Return the whole block."""
         return memory[self.offset : self.offset + self.size]
 
     def at(self, offset: int) -> Block:
-        """Return the same at another place."""
+        """Return the same block at another offset."""
         return Block(offset, self.flags, self.places, self.size)
 
 
 def _block(sizes: Sequence[int]) -> Block:
-    """For tensors of so many bytes."""
+    """Return a block for tensors of these sizes in bytes."""
     places, end = [], padded(len(sizes))
     for size in sizes:
         places.append(end)
@@ -127,12 +118,12 @@ def _block(sizes: Sequence[int]) -> Block:
 class TreePlan:
     """Places and slots, the same on all ranks.
 
-    REASON bytes at the beginning say why a rank gave up. Then, for each layer: its weights, and for
-    each of its parts the rank's own gradient and those of its children.
+    A segment begins with REASON bytes that say why a rank gave up. Then, for each layer: its
+    weights, and for each of its parts the rank's own gradient and those of its children.
     """
 
     REASON = 512
-    STOP = 0  # the slot that ends the engine, or tells it that another one has ended
+    STOP = 0  # slot that ends the engine, or reports that another one has ended
 
     def __init__(
         self,
@@ -162,7 +153,7 @@ class TreePlan:
                 self.inbox.append(places[1:])
                 end += (1 + children) * block.size
         self.segment_bytes = end
-        # Tells the ranks of a node that their leader's engine has ended.
+        # Slot that tells the ranks of a node that their leader's engine has ended.
         self.gone_slot = 1 + len(self.parts) * self._inputs
         self.leave_slot = self.gone_slot + 1  # and one for each further round
         self.leave_rounds = (ranks - 1).bit_length()
@@ -170,7 +161,7 @@ class TreePlan:
         self._children = children
 
     def weights_range(self, part: Part) -> tuple[int, int]:
-        """Return where the weights of a part begin, and how many bytes they are."""
+        """Return begin and number of bytes of a part's weights."""
         block, first, last = self.weights[part.layer], part.stretches[0], part.stretches[-1]
         begin = block.places[first.index] + first.begin * first.parameter.element_size()
         end = block.places[last.index] + last.end * last.parameter.element_size()
@@ -180,27 +171,25 @@ class TreePlan:
         return 1 + part * self._inputs + which
 
     def weights_slot(self, part: int) -> int:
-        """Tells that the weights of a part have a new version here."""
+        """Return the slot for a new version of a part's weights."""
         return self._slot(part, 0)
 
     def own_slot(self, part: int) -> int:
-        """Tells that this rank's own gradient is in its segment."""
+        """Return the slot for this rank's own gradient in its segment."""
         return self._slot(part, 1)
 
     def child_slot(self, part: int, child: int) -> int:
-        """Tells that the gradient of the child-th child node is in the inbox."""
+        """Return the slot for the gradient of a child node in the inbox."""
         return self._slot(part, 2 + child)
 
     def local_slot(self, part: int, local_rank: int) -> int:
-        """Tells a leader that the gradient of a rank of its node is in that rank's segment."""
+        """Return a leader's slot for the gradient of another rank of its node."""
         return self._slot(part, 1 + self._children + local_rank)
 
 
 @dataclass(frozen=True)
 class Team:
-    """A rank's neighbours in both trees of one root: nodes are joined by their first ranks, the
-    leaders.
-    """
+    """A rank's neighbours in both trees of one root, which join the leaders of the nodes."""
 
     rank: int
     size: int
@@ -215,7 +204,7 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank stands for its node."""
+        """Whether this rank is the leader of its node."""
         return self.rank == self.members[0]
 
     @property
@@ -225,7 +214,7 @@ class Team:
 
     @classmethod
     def of(cls, rank: int, nodes: Sequence[int], arity: int, root: int = 0) -> Team:
-        """`nodes`: the node of each rank. The trees are those of node 0, turned by `root`."""
+        """Return a rank's team. `nodes` has the node of each rank; `root` rotates the nodes."""
         members: dict[int, list[int]] = {}
         for other, node in enumerate(nodes):
             members.setdefault(node, []).append(other)
@@ -251,11 +240,7 @@ class Team:
 def teams_of(
     rank: int, nodes: Sequence[int], arity: int | None, sizes: Sequence[int], shared: bool
 ) -> list[Team]:
-    """Return a rank's neighbours for each layer.
-
-    nodes: the node of each rank. arity: None for the best. sizes: bytes of each layer. shared:
-    layers have roots on all nodes.
-    """
+    """Return a rank's neighbours for each layer; `nodes` has the node of each rank."""
     count = len(set(nodes))
     spread = best_arity(count, shared) if arity is None else arity
     roots = share_roots(sizes, count) if shared else [0] * len(sizes)

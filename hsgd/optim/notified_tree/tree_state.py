@@ -1,7 +1,4 @@
-"""Optimizer state of layers whose roots are on several nodes: gathered, and shared out again.
-
-Owns the exchange of state dictionaries, which is collective. Never updates anything.
-"""
+"""Gathering and dividing optimizer state of layers whose roots are on several nodes."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ def state_of_rank_0(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_of_state(state_dict: dict[str, Any], owned: Collection[int]) -> dict[str, Any]:
-    """Return the same with the state of some parameters only, by their numbers in state
-    dictionaries.
-    """
+    """Return the state dictionary with the state of the numbered parameters only."""
     state = {number: values for number, values in state_dict["state"].items() if number in owned}
     return {**state_dict, "state": state}

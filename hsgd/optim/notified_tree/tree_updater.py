@@ -1,8 +1,8 @@
-"""What a root of a NotifiedTree makes of mean gradients: new weights, layer by layer.
+"""Updater: applies mean gradients to weights on a root of a NotifiedTree.
 
-Owns a second name for each parameter and a twin of the user's optimizer that knows them by it, and
-a short cut: plain SGD goes to the kernel of LARS without adaptation, which is the same formula.
-From the second update of a layer on the engine calls that kernel itself. Never communicates.
+Plain SGD uses the kernel of LARS without adaptation, which is the same formula; from a layer's
+second update on the engine calls that kernel itself. Other optimizers run as a twin of the user's
+optimizer, on a second name of each parameter.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from torch import Tensor, nn
 
 __all__ = ["KernelOperands", "Options", "Updater", "updates_elements"]
 
-Options = list[dict[str, Any]]  # of each group, without its parameters
+Options = list[dict[str, Any]]  # per group, without its parameters
 _PLAIN_SGD = {**LARS.OPTIONS, "adapt": "never", "lr_in_momentum": False}
 
 
 @dataclass
 class KernelOperands:
-    """Where the kernel finds what it updates."""
+    """Addresses of what the kernel updates."""
 
-    # Weight and momentum (addresses; 0: unknown, none) and group, one for each stretch.
+    # Per stretch: addresses of weight (0: unknown) and momentum (0: none), and the group.
     rows: list[tuple[int, int, int]] = field(default_factory=list)
-    momenta: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # that rows point to
+    momenta: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # which rows point to
 
 
 class Updater:
-    """Updates some of an optimizer's parameters, from gradients that are given to it.
+    """Updates some of an optimizer's parameters from given gradients.
 
-    parameters: those that this rank updates. before_update: see NotifiedTree. cut: they come in
-        stretches; takes an optimizer that updates_elements().
+    Args:
+        parameters: those that this rank updates.
+        before_update: see NotifiedTree.
+        cut: parameters come in stretches, which needs updates_elements().
     """
 
     def __init__(
@@ -51,28 +53,25 @@ class Updater:
         cut: bool,
     ) -> None:
         self._optimizer, self._before_update, self._cut = optimizer, before_update, cut
-        # On the same weights: the program may clear the gradients of the model's own at any time.
+        # Shadows share the weights: the program may clear the model's own gradients at any time.
         self._shadows = {p: nn.Parameter(p.detach()) for p in parameters}
         self._group_of = {
             p: index for index, group in enumerate(optimizer.param_groups) for p in group["params"]
         }
         self._twin = _twin(optimizer)
         self._rules: tuple[Options, list[_native.LarsRule] | None] = ([], None)
-        # Momenta that others have the places of, by part: those of one parameter may differ.
+        # By part, momenta whose addresses the engine has; parts of a parameter may differ.
         self._kept: dict[int, dict[nn.Parameter, Tensor]] = {}
         self.share_state()
 
     def share_state(self) -> None:
-        """Give each parameter one dictionary of state, known by both its names."""
+        """Give each parameter and its shadow one common state dictionary."""
         self._twin.state.clear()
         for parameter, shadow in self._shadows.items():
             self._twin.state[shadow] = self._optimizer.state[parameter]
 
     def snapshot(self) -> Options:
-        """Return the options as they are now.
-
-        Raises ValueError for what stretches cannot be updated with.
-        """
+        """Return a copy of the options, or raise ValueError if stretches cannot use them."""
         if self._cut and not updates_elements(self._optimizer):
             raise ValueError(
                 "NotifiedTree: dampening or maximize was set after large layers were cut into "
@@ -84,9 +83,7 @@ class Updater:
         ]
 
     def rules(self, options: Options) -> list[_native.LarsRule] | None:
-        """Return what the kernel needs to know of each group; None: it cannot do what the optimizer
-        does.
-        """
+        """Return the kernel's rule for each group; None if the kernel cannot do the update."""
         known = self._rules
         if known[0] is not options:
             rules = None if self._before_update is not None else _rules(self._optimizer, options)
@@ -94,13 +91,11 @@ class Updater:
         return known[1]
 
     def keep(self, part: int, places: KernelOperands) -> None:
-        """Keep what these places of a part point to, in place of those before: what they point to
-        stays in memory until forget().
-        """
+        """Keep the momenta that these addresses of a part point to alive until forget()."""
         self._kept[part] = places.momenta
 
     def is_steady(self) -> bool:
-        """Return whether all momenta that are kept are still those of the optimizer."""
+        """Return whether all kept momenta are still those of the optimizer."""
         state = self._optimizer.state
         return all(
             state.get(parameter, {}).get("momentum_buffer") is buffer
@@ -109,16 +104,13 @@ class Updater:
         )
 
     def forget(self) -> None:
-        """Keep nothing: nobody goes by any places any more."""
+        """Keep no momenta, since no addresses are in use."""
         self._kept.clear()
 
     def update(
         self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
     ) -> KernelOperands | None:
-        """Make one step on these stretches, from their gradients; None: there is none.
-
-        Returns where the kernel finds them next time, if it can do without this method.
-        """
+        """Make one step on these stretches; return addresses if the kernel can do the next one."""
         places = self._update_natively(stretches, options)
         if places is not None:
             return places
@@ -138,7 +130,7 @@ class Updater:
     def _update_natively(
         self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
     ) -> KernelOperands | None:
-        """None, and nothing done, where the kernel cannot do what the optimizer does."""
+        """Update with the kernel; return None, with nothing done, if it cannot."""
         rules = self.rules(options)
         if rules is None:
             return None
@@ -166,9 +158,7 @@ class Updater:
         return places
 
     def _buffer(self, parameter: nn.Parameter) -> Tensor:
-        """The momentum, as torch.optim.SGD keeps it; zeros at first lead to what it begins with.
-        In memory as the parameter is: stretches of both belong together.
-        """
+        """Return the momentum in the parameter's memory order; zeros give SGD's first one."""
         state: dict[str, Tensor | None] = self._optimizer.state[parameter]
         buffer = state.get("momentum_buffer")
         if buffer is None:
@@ -182,13 +172,13 @@ class Updater:
 
 
 def updates_elements(optimizer: Optimizer) -> bool:
-    """Return whether the kernel updates any stretch of a parameter as the optimizer would."""
+    """Return whether the kernel updates any stretch of a parameter as the optimizer does."""
     groups = optimizer.param_groups
     return _rules(optimizer, groups) is not None
 
 
 def _rules(optimizer: Optimizer, options: Options) -> list[_native.LarsRule] | None:
-    """What the kernel needs to know of each group; None: it has other formulas."""
+    """Return the kernel's rule for each group; None if the optimizer's formula differs."""
     if type(optimizer) is not torch.optim.SGD:
         return None
     if any(group["dampening"] or group["maximize"] for group in options):
@@ -197,7 +187,7 @@ def _rules(optimizer: Optimizer, options: Options) -> list[_native.LarsRule] | N
 
 
 def _twin(optimizer: Optimizer) -> Optimizer:
-    """An optimizer of the same class and settings, with no groups, state or hooks yet."""
+    """Return an optimizer of the same class and settings, without groups, state and hooks."""
     twin: Optimizer = object.__new__(type(optimizer))
     own = {name: value for name, value in vars(optimizer).items() if name != "step"}
     twin.__dict__.update(own)

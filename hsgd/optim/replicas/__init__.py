@@ -1,3 +1,3 @@
-"""Finding ranks that should hold the same values and do not."""
+"""Detection of ranks whose values should be equal and are not."""
 
 __all__: list[str] = []

@@ -1,10 +1,8 @@
-"""Checksums of tensors: of the bits of their values, and of how these lie in memory.
+"""Checksums of tensors: of the bits of their values, and of their layout.
 
-Owns the sums. Never communicates, and never waits for a device: what is summed there stays there.
-In host memory the core sums, in one pass; on a device torch does, by the same formula.
-
-A sum is that of 32-bit words, each times a random odd number of 64 bits, modulo 2^64: one flipped
-bit always changes it, and any other change goes unseen once in 2^32 times. Source of the family:
+The core sums host memory in one pass; torch sums on devices, by the same formula and without
+waiting. A sum is that of 32-bit words, each times a random odd 64-bit number, modulo 2^64: one
+flipped bit always changes it, another change is missed once in 2^32 times. Source of the family:
 Lemire, Kaser, "Strongly universal string hashing is fast", arXiv:1202.4961 (multilinear).
 """
 
@@ -22,26 +20,25 @@ from torch import Tensor, nn
 __all__ = ["CHUNK_WORDS", "fold", "layout_sum", "value_sums", "word_count"]
 
 CHUNK_WORDS = 1 << 15
-"""Words that are summed at once: what lies in a cache of a core, and what torch leaves to one."""
+"""Words that are summed at once: they fit in a core's cache, and torch uses one core for them."""
 _WORD = 4
-_FACTOR = 0x9E3779B97F4A7C15  # odd: nothing is lost
+_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no information is lost
 _MASK = (1 << 64) - 1
 _KINDS = (Tensor, nn.Parameter)
 
 
 def word_count(tensor: Tensor) -> int:
-    """Return how many words value_sums() has for a tensor, the last one perhaps of fewer bytes; 0
-    where values are no replica's or cannot be read as they lie: of subclasses, as DTensor, of
-    sparse tensors, and of those without memory; local.
+    """Return the number of words that value_sums() sums of a tensor; local.
+
+    The last word may have fewer bytes. It is 0 for tensors that cannot be read as replicas:
+    subclasses such as DTensor, sparse tensors, and tensors without memory.
     """
     plain = type(tensor) in _KINDS and tensor.layout == torch.strided and not tensor.is_meta
     return -(-tensor.numel() * tensor.element_size() // _WORD) if plain else 0
 
 
 def layout_sum(name: str, tensor: Tensor) -> int:
-    """Of name, shape, dtype and strides, but those of dimensions of one element, which have no
-    meaning; local.
-    """
+    """Return a checksum of name, shape, dtype and strides; local."""
     text = f"{name} {tuple(tensor.shape)} {strides_of(tensor)} {tensor.dtype}"
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True
@@ -49,11 +46,9 @@ def layout_sum(name: str, tensor: Tensor) -> int:
 
 
 def value_sums(tensor: Tensor, begin: int, end: int) -> Iterator[int | Tensor]:
-    """Of words [begin, end) of a tensor as its values lie in memory, each sum on its device; local.
-    Blocking on the CPU only.
-    """
+    """Yield sums of words [begin, end) in memory order, on the device; blocks on the CPU only."""
     if begin >= end:
-        return  # nothing that can be read: see word_count()
+        return  # not readable: see word_count()
     values = _without_gaps(tensor)
     whole = values.numel() * values.element_size() // _WORD
     addressed = values.device.type == "cpu" and values.data_ptr() % _WORD == 0
@@ -70,10 +65,10 @@ def value_sums(tensor: Tensor, begin: int, end: int) -> Iterator[int | Tensor]:
 
 
 def fold(sums: Iterable[int | Tensor]) -> int:
-    """Return one number of many, and of their order, from -2^63 to 2^63 - 1; blocking."""
+    """Return one number, from -2^63 to 2^63 - 1, for many sums and their order; blocking."""
     found = list(sums)
     devices = {each.device for each in found if isinstance(each, Tensor)}
-    for device in devices:  # one copy from each, not one for each sum
+    for device in devices:  # one copy per device, not per sum
         here = [i for i, s in enumerate(found) if isinstance(s, Tensor) and s.device == device]
         values = torch.stack([torch.as_tensor(found[index]) for index in here]).tolist()
         for index, value in zip(here, values, strict=True):
@@ -85,7 +80,7 @@ def fold(sums: Iterable[int | Tensor]) -> int:
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:
-    """The tensor, or a contiguous copy where there are gaps between its values."""
+    """Return the tensor, or a contiguous copy if there are gaps between its values."""
     if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
         return tensor
     values = tensor.detach()
@@ -96,7 +91,7 @@ def _without_gaps(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _octets(values: Tensor) -> Tensor:
-    """The bytes of values without gaps, in the order of memory."""
+    """Return the bytes of values without gaps, in memory order."""
     return values.detach().as_strided((values.numel(),), (1,)).view(torch.uint8)
 
 
@@ -115,7 +110,6 @@ def _sum(words: Tensor) -> Tensor:
 
 @functools.cache
 def _weights(device: torch.device) -> Tensor:
-    """The same on all ranks."""
     made = torch.Generator().manual_seed(20201203)
     weights = torch.randint(-(1 << 62), 1 << 62, (CHUNK_WORDS,), generator=made, device="cpu")
     return (weights * 2 + 1).to(device)

@@ -1,8 +1,4 @@
-"""guard(): DistributedDataParallel whose ranks are compared while they train.
-
-Owns when DDP's ranks hold alike what they should: after it has sent its buffers, before the forward
-pass. Never compares: ReplicaGuard does.
-"""
+"""guard: compares the ranks of a DistributedDataParallel while they train."""
 
 from __future__ import annotations
 
@@ -26,12 +22,14 @@ __all__ = ["guard", "guard_all"]
 def guard(model: DistributedDataParallel, *, buffers: bool = False) -> DistributedDataParallel:
     """Compare the parameters of all ranks of `model` in its forward passes, and return it; local.
 
-    model: over any backend. From here on those forward passes in training that begin a step are
-    collective: all parameters are compared in the first, then a share in each, so that each has
-    been compared within 520 steps; HSGD_CHECK_REPLICAS=1 compares all in each step, 0 nothing.
-    buffers: compare these, too; BatchNorm's statistics are each rank's own unless they come from
-    SyncBatchNorm. Not compared: what DDP ignores, and steps within its join(). Raises TypeError for
-    another model; the forward passes raise hsgd.ReplicasDiffer on all ranks.
+    Works over any backend. Forward passes in training that begin a step become collective: the
+    first compares all parameters, each later one a share, so that all are compared within 520
+    steps; HSGD_CHECK_REPLICAS=1 compares all in each step, 0 none. They raise hsgd.ReplicasDiffer
+    on all ranks. `buffers` compares buffers too; BatchNorm's statistics differ between ranks unless
+    they come from SyncBatchNorm. Not compared: what DDP ignores, and steps within its join().
+
+    Raises:
+        TypeError: `model` is of another class.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
@@ -44,7 +42,7 @@ def guard(model: DistributedDataParallel, *, buffers: bool = False) -> Distribut
 
 @functools.cache
 def guard_all() -> None:
-    """guard() each DDP that this process makes from now on; local. Later calls do nothing."""
+    """Guard each DDP that this process makes from now on; local. Later calls do nothing."""
 
     def registered(module: nn.Module, name: str, inner: nn.Module | None) -> None:
         if name == "module" and isinstance(module, DistributedDataParallel) and inner is not None:
@@ -54,7 +52,7 @@ def guard_all() -> None:
 
 
 def _watch(model: DistributedDataParallel, inner: nn.Module, *, buffers: bool) -> None:
-    found = weakref.ref(model)  # which has the inner module, and so the hook
+    found = weakref.ref(model)  # the model holds the inner module, which holds the hook
 
     def tensors() -> list[tuple[str, Tensor]]:
         alive = found()
@@ -64,13 +62,13 @@ def _watch(model: DistributedDataParallel, inner: nn.Module, *, buffers: bool) -
 
     replicas = ReplicaGuard(tensors)
     group: Comm | None = None
-    begins = True  # this forward pass is the first of a step
+    begins = True  # whether this forward pass is the first of a step
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def check(_: nn.Module, __: Any) -> None:
         nonlocal begins, group
         alive = found()
-        # A forward pass of the inner module alone, or without gradients, is one rank's own affair.
+        # Other ranks need not make a forward pass of the inner module alone or without gradients.
         if alive is None or not (inner.training and torch.is_grad_enabled()):
             return
         if DistributedDataParallel._active_ddp_module is not alive:
@@ -85,7 +83,7 @@ def _watch(model: DistributedDataParallel, inner: nn.Module, *, buffers: bool) -
 
 
 class _Group:
-    """What ReplicaGuard needs of a communicator, from a process group of any backend."""
+    """The parts of a communicator that ReplicaGuard uses, over a process group of any backend."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group

@@ -1,7 +1,4 @@
-"""ReplicaGuard: finds ranks whose parameters should be equal and are not, while a job runs.
-
-Owns what is compared when, and what is said of a difference. Never changes a value.
-"""
+"""ReplicaGuard: finds ranks whose parameters should be equal and are not, while a job runs."""
 
 from __future__ import annotations
 
@@ -22,26 +19,29 @@ from torch import Tensor
 __all__ = ["ReplicaGuard"]
 
 Named = list[tuple[str, Tensor]]
-_TURNS = 512  # steps in which all is looked at
-_EVERY = 8  # steps from one exchange to the next
+_TURNS = 512  # steps in which everything is summed once
+_EVERY = 8  # steps between exchanges of sums
 _LEAST_WORDS = CHUNK_WORDS // 4  # of a turn
-_TENSOR_WORDS = CHUNK_WORDS // 2  # what the beginning of a tensor costs, in words that are summed
+_TENSOR_WORDS = CHUNK_WORDS // 2  # fixed cost of a tensor, in words that are summed
 _MODES = ("share", "0", "1")
 _NAME = "replica guard"
 _LEAST = -(1 << 63)
 
 
 class ReplicaGuard:
-    """Compares what ranks should hold alike, bit for bit; local to make.
+    """Compares what ranks should hold equal, bit for bit; local to make.
 
-    tensors: gives them with their names, which are equal on all ranks. The first rank's
-    HSGD_CHECK_REPLICAS holds for all: with "share" everything in the first step, then a share in
-    each, so that all is compared within 520 steps.
-    turns: steps in which all is looked at. every: steps from one exchange to the next.
-    terms: gives further values by name that are to be equal on all ranks, compared as text in each
-    exchange. rank: this rank's number in errors; None: that in the communicator.
-    part: of the ranks that see the same memory which one this is, and how many there are, of which
-    each sums its own part; alike on all nodes. A rank above sums nothing.
+    The first rank's HSGD_CHECK_REPLICAS counts: with "share" the first step compares everything,
+    each later one a share, so that all is compared within 520 steps.
+
+    Args:
+        tensors: returns the (name, tensor) pairs; names are equal on all ranks.
+        turns: steps in which everything is summed once.
+        every: steps between exchanges of sums.
+        terms: returns further values by name that must be equal, compared as text in each exchange.
+        rank: this rank's number in errors; None: that in the communicator.
+        part: index of this rank among those that see the same memory, and their number; each sums
+            its own part. Equal on all nodes; a rank with a higher index sums nothing.
     """
 
     def __init__(
@@ -64,21 +64,22 @@ class ReplicaGuard:
         self.restart()
 
     def restart(self) -> None:
-        """Compare everything in the next step; local, by all ranks after the same step."""
+        """Compare everything in the next step; local, on all ranks after the same step."""
         self._since = 0
         self._turns: list[list[tuple[str, Tensor, int, int]]] = []
         self._sums: list[int | Tensor] = []
 
     def check(self, comm: Comm, step: int | None = None) -> None:
-        """Look at what is due in this step; collective over `comm`, blocking in one of `every`
-        steps. step: its number in errors; None: that of the call. Raises ReplicasDiffer on all
+        """Sum what is due in this step; collective over `comm`, blocking in one of `every` steps.
+
+        `step` is its number in errors; None is that of the call. Raises ReplicasDiffer on all
         ranks.
         """
         if comm.size == 1:
             return
         if comm is not self._comm:
             first = np.array([_MODES.index(self._wanted), self._steps], np.int64)
-            comm.broadcast(first, name=_NAME)  # a rank that joined has made no steps
+            comm.broadcast(first, name=_NAME)  # a rank that joined has not counted steps
             mode, self._steps = first.tolist()
             self._comm, self._mode = comm, _MODES[mode]
             self.restart()
@@ -100,7 +101,7 @@ class ReplicaGuard:
                 self._find(comm)
 
     def _divided(self) -> list[list[tuple[str, Tensor, int, int]]]:
-        """What this rank sums, in turns, the last one first."""
+        """Return what this rank sums in each turn, the last turn first."""
         here, parts = self._part
         if here >= parts:
             return [[]] * self._turn_count
@@ -120,7 +121,7 @@ class ReplicaGuard:
             self._sums.extend(value_sums(tensor, begin, min(end, word_count(tensor))))
 
     def _find(self, comm: Comm) -> None:
-        """Say which term or parameter differs, if one still does; collective."""
+        """Raise for the term or parameter that differs, if one still does; collective."""
         self._agree(comm)
         named = _in_order(self._tensors())
         names = [len(named), fold(layout_sum(name, torch.empty(0)) for name, _ in named)]
@@ -131,7 +132,7 @@ class ReplicaGuard:
         values = [fold(value_sums(tensor, 0, word_count(tensor))) for _, tensor in named]
         same = [all(pair) for pair in zip(_equal(comm, layouts), _equal(comm, values), strict=True)]
         if all(same):
-            return  # made equal meanwhile
+            return  # they became equal meanwhile
         first = same.index(False)
         laid_out_alike = _equal(comm, layouts[first : first + 1])[0]
         what = f"has other {'values' if laid_out_alike else 'strides, shape or dtype'} of "
@@ -141,7 +142,7 @@ class ReplicaGuard:
         raise self._error(comm, name, what + name, own[first : first + 1], count)
 
     def _agree(self, comm: Comm) -> None:
-        """Raise ReplicasDiffer if terms differ, which makes parameters differ; collective."""
+        """Raise ReplicasDiffer if terms differ, since parameters then differ too; collective."""
         if self._terms is None:
             return
         try:
@@ -154,11 +155,11 @@ class ReplicaGuard:
     def _error(
         self, comm: Comm, name: str | None, what: str, own: Sequence[int], count: str
     ) -> ReplicasDiffer:
-        """About those whose numbers are not those of most; collective, blocking."""
+        """Return the error about the ranks that differ from the majority; collective, blocking."""
         rank = comm.rank if self._rank is None else self._rank
         rows = sorted(map(tuple, comm.allgather(np.array([[rank, *own]], np.int64)).tolist()))
         found = Counter(row[1:] for row in rows)
-        most = max(rows, key=lambda row: found[row[1:]])[1:]  # of equally many the lowest rank's
+        most = max(rows, key=lambda row: found[row[1:]])[1:]  # of a tie the lowest rank's
         ranks = tuple(rank for rank, *row in rows if tuple(row) != most)
         told = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if ranks[8:] else "")
         others = [rank for rank, *row in rows if tuple(row) == most]
@@ -174,12 +175,12 @@ class ReplicaGuard:
 
 
 def _in_order(named: Named) -> Named:
-    """By name, numbers in it as numbers: groups may be in another order on another rank."""
+    """Return pairs by name, numbers in it as numbers: ranks may order groups differently."""
     return sorted(named, key=lambda pair: re.sub(r"\d+", lambda m: m[0].zfill(9), pair[0]))
 
 
 def _divided(named: Named, count: int) -> list[list[tuple[str, Tensor, int, int]]]:
-    """The words of all tensors in up to `count` turns of about equal cost, the last one first."""
+    """Return the words of all tensors in up to `count` turns of similar cost, last one first."""
     total = sum(word_count(tensor) + _TENSOR_WORDS for _, tensor in named)
     most = max(_LEAST_WORDS, -(-total // max(count - 1, 1)))
     turns: list[list[tuple[str, Tensor, int, int]]] = [[]]
@@ -203,7 +204,7 @@ def _pieces(named: Named, most: int) -> Iterator[tuple[str, Tensor, int, int]]:
 
 
 def _equal(comm: Comm, numbers: Sequence[int | None]) -> list[bool]:
-    """Which of them all ranks have alike, but those that have None; collective, blocking."""
+    """Return which numbers are equal on all ranks that do not have None; collective, blocking."""
     count = len(numbers)
     if not count:
         return []

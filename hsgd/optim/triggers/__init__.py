@@ -1,3 +1,3 @@
-"""When to communicate, and how far weights have moved."""
+"""Triggers for communication, and a measure of how far weights have moved."""
 
 __all__: list[str] = []

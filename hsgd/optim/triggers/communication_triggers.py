@@ -1,8 +1,7 @@
-"""When to communicate: rules that look at the step and at how far the weights have moved.
+"""Triggers: rules that say after which steps to communicate.
 
-Owns the rules and what they remember. Never communicates, and never changes a tensor. Sources: the
-relative change of the local model is that of adaptive gossip (Ho, Wu, Liu, CCGRID 2018), after its
-abstract; Budget is ours.
+Sources: the relative change of the local model is that of adaptive gossip (Ho, Wu, Liu, CCGRID
+2018), after its abstract; Budget is ours.
 """
 
 from __future__ import annotations
@@ -18,40 +17,37 @@ from torch import Tensor
 __all__ = ["Budget", "FixedPeriod", "JitteredPeriod", "RelativeChange", "Trigger"]
 
 _FIRST_THRESHOLD = 0.05
-_GAIN = 0.3  # of the threshold's logarithm, for each communication above the rate
+_GAIN = 0.3  # change of the threshold's logarithm per communication above the rate
 
 
 @runtime_checkable
 class Trigger(Protocol):
-    """Says after each local step whether to communicate now.
-
-    step: the number of the local step, from 1. params: the weights, tensor by tensor, the same at
-    each call.
-    """
+    """Says after each local step whether to communicate now; local."""
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Return whether to communicate now; local. `lr` is the learning rate of this step."""
+        """Return whether to communicate after local step `step`, counted from 1.
 
-    def reset(self, params: Sequence[Tensor]) -> None:
-        """Hear of `params` at the beginning, and after each communication that changed `params`;
-        local.
+        `params` are the weights, the same tensors at each call; `lr` is this step's learning rate.
         """
 
+    def reset(self, params: Sequence[Tensor]) -> None:
+        """Note the weights at the start, and after each communication that changed them."""
+
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs; torch.save takes it."""
+        """Return what a resumed run needs, in a form that torch.save accepts."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Load what state_dict() returned."""
 
 
 class _IgnoresWeights:
-    """A trigger that looks at the step only; local."""
+    """A trigger that depends on the step only."""
 
     def reset(self, params: Sequence[Tensor]) -> None:
-        """Do nothing: the period goes on."""
+        """Do nothing: the period continues."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: it all follows from the step."""
+        """Return an empty state, since the step says it all."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -59,13 +55,12 @@ class _IgnoresWeights:
 
 
 class FixedPeriod(_IgnoresWeights):
-    """Every `period` steps, whatever happens: after steps period, 2 * period, and so on."""
+    """Fires after steps period, 2 * period, and so on."""
 
     def __init__(self, period: int) -> None:
         self.period = _period(period)
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Return whether `step` is a multiple of the period."""
         return step % self.period == 0
 
     def __repr__(self) -> str:
@@ -73,10 +68,7 @@ class FixedPeriod(_IgnoresWeights):
 
 
 class JitteredPeriod(_IgnoresWeights):
-    """Every `period` steps on average: intervals are drawn from 1 to 2 * period - 1, evenly.
-
-    seed: of the draws; another on each rank, or all draw alike.
-    """
+    """Fires at random intervals from 1 to 2 * period - 1; give each rank another seed."""
 
     def __init__(self, period: int, seed: int = 0) -> None:
         self.period, self.seed = _period(period), seed
@@ -84,18 +76,16 @@ class JitteredPeriod(_IgnoresWeights):
         self._next = self._draw()
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Return whether the interval is over; draws the next one then."""
+        """Return whether the interval is over; if so, draw the next one."""
         if step < self._next:
             return False
         self._next = step + self._draw()
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the draws are."""
         return {"drawn": self._drawn, "next": self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self._drawn, self._next = state["drawn"], state["next"]
 
     def _draw(self) -> int:
@@ -107,13 +97,14 @@ class JitteredPeriod(_IgnoresWeights):
 
 
 class RelativeChange:
-    """When |w - w_last| / |w_last| reaches `threshold`, w_last being the weights after the last
-    communication.
+    """Fires when |w - w_last| / |w_last| reaches `threshold`; w_last: at the last communication.
 
-    threshold: 0 communicates after every step, infinity never. lr_scaled: the threshold is that
-    times lr_t / lr_0, so that a falling learning rate does not silence a rank; lr_0 is the first
-    that is seen. sample: share of each large tensor that is looked at, in blocks of 4096; 1 looks
-    at all, which takes 10% of a step with a batch of 16, and a tenth takes 2%.
+    Args:
+        threshold: 0 fires after every step, infinity never.
+        lr_scaled: multiply the threshold by lr_t / lr_0, so that a rank still communicates at a low
+            learning rate; lr_0 is the first one seen.
+        sample: share of each large tensor that is measured, in blocks of 4096. 1 measures
+            everything, which takes 10% of a step with a batch of 16; a tenth takes 2%.
     """
 
     def __init__(self, threshold: float, lr_scaled: bool = True, sample: float = 0.1) -> None:
@@ -124,7 +115,6 @@ class RelativeChange:
         self._first_lr: float | None = None
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Return whether the weights have moved far enough."""
         if self._first_lr is None and lr > 0:
             self._first_lr = lr
         threshold = self.threshold
@@ -135,7 +125,7 @@ class RelativeChange:
         return self._change.measure(params) >= threshold
 
     def reset(self, params: Sequence[Tensor]) -> None:
-        """Take `params` as w_last from here on."""
+        """Take `params` as w_last."""
         self._change.remember(params)
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,7 +133,6 @@ class RelativeChange:
         return {"change": self._change.state_dict(), "first_lr": self._first_lr}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them back."""
         self._change.load_state_dict(state["change"])
         self._first_lr = state["first_lr"]
 
@@ -152,20 +141,18 @@ class RelativeChange:
 
 
 class Budget:
-    """`rate` communications per step over a training of `total_steps`, of which the last `reserve`
-    steps make one each.
+    """Fires `rate` times per step over `total_steps`, and in each of the last `reserve` steps.
 
-    What an average is worth to a model depends on when it comes: a late one, at a low learning
-    rate, stays, while an early one is soon forgotten. So a share of the budget is kept for the end,
-    and the rest is spent evenly, in the same steps on all ranks, or by change.
+    An average at the end, at a low learning rate, stays in the model, while an early one is soon
+    forgotten. So a share of the budget is kept for the end. The rest is spent evenly, in the same
+    steps on all ranks, or by change. After `total_steps` the rate stays.
 
-    rate: above 0 and up to 1, so 0.08 sends 92% less than every step does.
-    reserve: 2 * log2(ranks) steps of "exponential2" bring models together; 8 will do for 16 ranks.
-        Never more than the rate allows in all.
-    spend: "evenly", or "change": when the relative change reaches a threshold, in proportion to
-        the learning rate, that is raised by a communication and falls without, such that the rate
-        is kept.
-    After `total_steps` the rate stays.
+    Args:
+        rate: above 0 and up to 1; 0.08 sends 92% less than communication in every step.
+        reserve: 2 * log2(ranks) steps of "exponential2" make models equal; 8 suffice for 16 ranks.
+            Never more than the rate allows in total.
+        spend: "evenly", or "change": if the relative change reaches a threshold, in proportion to
+            the learning rate, which rises with a communication and falls without, to keep the rate.
     """
 
     def __init__(
@@ -186,7 +173,6 @@ class Budget:
         self._change = RelativeChange(_FIRST_THRESHOLD) if spend == "change" else None
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Return whether to spend one now."""
         if step > self.total_steps:
             return math.floor(step * self.rate) > math.floor((step - 1) * self.rate)
         if step > self.total_steps - self.reserve:
@@ -199,7 +185,7 @@ class Budget:
         return due
 
     def reset(self, params: Sequence[Tensor]) -> None:
-        """Count the change from here, if it counts."""
+        """Measure change from `params`, if change counts."""
         if self._change is not None:
             self._change.reset(params)
 
@@ -210,7 +196,6 @@ class Budget:
         return {"threshold": self._change.threshold, **self._change.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them back."""
         if self._change is not None:
             self._change.threshold = state["threshold"]
             self._change.load_state_dict(state)

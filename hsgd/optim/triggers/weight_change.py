@@ -1,8 +1,4 @@
-"""How far weights have moved since a moment: one figure, cheap enough to be taken in every step.
-
-Owns the copy of that moment, of what is looked at. Never communicates, and never changes a tensor
-that it is given.
-"""
+"""Change: a cheap measure of how far weights have moved."""
 
 from __future__ import annotations
 
@@ -17,20 +13,18 @@ from torch import Tensor
 
 __all__ = ["Change"]
 
-_BLOCK = 32768  # elements that are measured at a time: what fits in a core's cache
+_BLOCK = 32768  # elements that are measured at a time; they fit in a core's cache
 _SAMPLE_BLOCK = 4096
-_Part = tuple[Tensor, float]  # a block, and how many elements each of its own stands for
+_Part = tuple[Tensor, float]  # a block, and how many elements each of its elements represents
 
 
 class Change:
-    """|w - w_last| / |w_last| over all weights, where w_last is what remember() saw.
+    """|w - w_last| / |w_last| over all weights, where remember() saw w_last.
 
-    The norm of the difference, not the difference of norms; of float32 in one pass over both, of
-    other dtypes a block at a time.
-    Of a tensor of more than 32768 elements a sample is looked at, and stands for the rest; smaller
-    ones, such as a last layer, are looked at whole. Tensors that follow one another in memory are
-    measured as one.
-    sample: share of a large tensor that is looked at, above 0 and up to 1.
+    It is the norm of the difference, in one pass for float32, block by block for other dtypes.
+    Tensors of more than 32768 elements are sampled; smaller ones are measured completely. Tensors
+    adjacent in memory are measured as one. `sample` is the measured share of a large tensor, above
+    0 and up to 1.
     """
 
     def __init__(self, sample: float = 1.0) -> None:
@@ -45,7 +39,7 @@ class Change:
         self._others: list[tuple[Tensor, Tensor, Tensor, float]] = []
 
     def remember(self, params: Sequence[Tensor]) -> None:
-        """Keep a copy of what is looked at."""
+        """Copy the measured elements as w_last."""
         parts = self._look_at(params)
         if not self._last:
             self._last = [
@@ -58,7 +52,7 @@ class Change:
         self._norm = self._norm_of_last(parts)
 
     def measure(self, params: Sequence[Tensor]) -> float:
-        """Return the relative change since remember(); 0 when there was none."""
+        """Return the relative change since remember(); 0 before the first one."""
         parts = self._look_at(params)
         if not self._last:
             self.remember(params)
@@ -69,20 +63,18 @@ class Change:
             torch.sub(block, last, out=moved)
             total += weight * square(moved)
         if self._norm <= 0:
-            self._norm = self._norm_of_last(parts)  # of a state that was loaded
+            self._norm = self._norm_of_last(parts)  # after load_state_dict()
         return math.sqrt(total) / self._norm if self._norm > 0 else math.inf if total else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the copies."""
         return {"last": [block.clone() for block in self._last]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them back."""
         self._last = [block.contiguous().clone() for block in state["last"]]
         self._norm, self._table = 0.0, None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies look at their own tensors."""
+        """Return the state without views, as copies measure their own tensors."""
         return {**self.__dict__, "_parts": [], "_places": [], "_table": None, "_others": []}
 
     def _norm_of_last(self, parts: Sequence[_Part]) -> float:
@@ -90,7 +82,7 @@ class Change:
         return math.sqrt(sum(weight * square(last) for last, (_, weight) in pairs))
 
     def _look_at(self, params: Sequence[Tensor]) -> list[_Part]:
-        """What is looked at; made once, as long as the tensors stay where they are."""
+        """Return the measured blocks, cached while the tensors stay in place."""
         places = [tensor.data_ptr() for tensor in params]
         if places != self._places:
             self._parts = _parts([tensor.detach().view(-1) for tensor in params], self._stride)
@@ -98,7 +90,7 @@ class Change:
         return self._parts
 
     def _prepare(self, parts: Sequence[_Part]) -> _native.ChangeTable:
-        """Where both lie, for the kernel; what it does not take goes into `_others`."""
+        """Return the kernel's table of blocks; others go into `_others`."""
         rows: list[tuple[int, int, int, int, int, float]] = []
         scratch: dict[torch.dtype, Tensor] = {}
         self._others = []
@@ -126,7 +118,7 @@ def _suits_the_kernel(block: Tensor) -> bool:
 
 
 def _parts(flat: Sequence[Tensor], stride: int) -> list[_Part]:
-    """Blocks of vectors: all of the small ones, and samples of the large, as rows of a matrix."""
+    """Return blocks of vectors: all of small ones, samples of large ones as rows of a matrix."""
     parts: list[_Part] = []
     run: list[Tensor] = []
 
@@ -151,7 +143,7 @@ def _parts(flat: Sequence[Tensor], stride: int) -> list[_Part]:
 
 
 def _follows(one: Tensor, other: Tensor) -> bool:
-    """Whether a vector begins where another ends, in the same memory."""
+    """Return whether a vector begins where another ends, in the same memory."""
     return (
         one.dtype == other.dtype
         and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

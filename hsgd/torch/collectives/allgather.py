@@ -1,4 +1,4 @@
-"""The allgather family. Owns Horovod's arguments and the gradient."""
+"""The allgather family, with Horovod's arguments and gradients."""
 
 from __future__ import annotations
 
@@ -39,18 +39,21 @@ def _start(
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start an allgather; collective, not blocking. Returns a handle."""
+    """Start an allgather and return its handle; collective, not blocking."""
     return _start([tensor], name, process_set)
 
 
 def allgather(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Join the rows of all ranks in rank order; collective, blocking, differentiable.
+    """Concatenate the rows of all ranks in rank order; collective, blocking, differentiable.
 
-    tensor: any dtype, in host memory, contiguous, at least 1-d; the first extent may differ
-    between ranks. Raises ValueError for unusable tensors, HorovodInternalError when ranks disagree
-    or one is lost.
+    `tensor` has any dtype, is in host memory, contiguous and at least 1-d; the first extent may
+    differ between ranks.
+
+    Raises:
+        ValueError: the tensor is unusable.
+        HorovodInternalError: ranks disagree or one is lost.
     """
     gathered: Tensor = _Allgather.apply(name, process_set, False, tensor)[0]  # type: ignore[no-untyped-call]
     return gathered
@@ -70,13 +73,13 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
-    """Join the rows of several tensors each; collective, blocking, differentiable."""
+    """Concatenate the rows of several tensors each; collective, blocking, differentiable."""
     result: tuple[Tensor, ...] = _Allgather.apply(name, process_set, True, *tensors)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Allgather(torch.autograd.Function):
-    """As Horovod has it, the gradient of a row is the mean of what the ranks have for it."""
+    """As in Horovod, the gradient of a row is the mean of its gradients on all ranks."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,4 @@
-"""The allreduce family: plain, in place, asynchronous, grouped, sparse, differentiable.
-
-Owns Horovod's arguments and their defaults. Never runs anything itself.
-"""
+"""The allreduce family: plain, in place, asynchronous, grouped, sparse, differentiable."""
 
 from __future__ import annotations
 
@@ -41,9 +38,7 @@ _Scales = tuple[float, float]
 
 
 def reduce_op(op: int | None, average: bool | None) -> int:
-    """Return the operation that `op` and the old argument `average` ask for. Raises ValueError for
-    both.
-    """
+    """Return the operation for `op` and the old argument `average`; raises ValueError for both."""
     if op is not None:
         if average is not None:
             raise ValueError(
@@ -100,9 +95,9 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an allreduce into a new tensor; collective, not blocking. Arguments as for allreduce.
+    """Start an allreduce into a new tensor and return its handle; collective, not blocking.
 
-    `tensor` must not be written before the operation is done. Returns a handle.
+    Arguments are those of allreduce. `tensor` must not be written before the operation is done.
     """
     scales = (prescale_factor, postscale_factor)
     return _start([tensor], name, reduce_op(op, average), scales, process_set)
@@ -117,7 +112,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an allreduce in place; collective, not blocking. Returns a handle."""
+    """Start an allreduce in place and return its handle; collective, not blocking."""
     scales = (prescale_factor, postscale_factor)
     return _start([tensor], name, reduce_op(op, average), scales, process_set, in_place=True)
 
@@ -132,15 +127,22 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Combine tensors over the ranks of a process set; collective, blocking, differentiable.
+    """Combine tensors over a process set into a new tensor; collective, blocking, differentiable.
 
-    tensor: float32, float64, float16, bfloat16, int8, int32, int64 or uint8 in host memory,
-    contiguous; shape and dtype equal on all ranks.
-    average: old form of `op`. name: the same on all ranks; None counts the unnamed ones.
-    compression: what the tensor travels as. op: Average (default), Sum, Min, Max, Product, Adasum.
-    prescale_factor, postscale_factor: multiply before and after, equal on all ranks.
-    Returns a new tensor. Raises ValueError for unusable tensors, HorovodInternalError when ranks
-    disagree or one is lost.
+    Args:
+        tensor: float32, float64, float16, bfloat16, int8, int32, int64 or uint8 in host memory,
+            contiguous; shape and dtype equal on all ranks.
+        average: old form of `op`.
+        name: equal on all ranks; None numbers the unnamed operations.
+        compression: how the tensor is sent.
+        op: Average (default), Sum, Min, Max, Product or Adasum.
+        prescale_factor: multiplies before the reduction, equal on all ranks.
+        postscale_factor: multiplies after it, equal on all ranks.
+        process_set: the ranks.
+
+    Raises:
+        ValueError: the tensor is unusable.
+        HorovodInternalError: ranks disagree or one is lost.
     """
     compressed, context = compression.compress(tensor)
     chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
@@ -160,7 +162,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Combine tensors in place; collective, blocking, not differentiable. Returns `tensor`."""
+    """Combine tensors in place and return `tensor`; collective, blocking, not differentiable."""
     chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
     handle = _start([tensor], name, chosen, scales, process_set, in_place=True, wake=False)
     result: Tensor = synchronize(handle)
@@ -205,7 +207,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Combine several tensors, which travel together; collective, blocking, differentiable."""
+    """Combine several tensors as one operation; collective, blocking, differentiable."""
     pairs = [compression.compress(tensor) for tensor in tensors]
     chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
     reduced = _Allreduce.apply(  # type: ignore[no-untyped-call]
@@ -239,7 +241,7 @@ def sparse_allreduce_async(
 ) -> Callable[[], Tensor]:
     """Start the sum (or the mean, for Average) of sparse COO tensors; collective, not blocking.
 
-    Returns a function that waits and gives the sparse result, whose entries may be there twice.
+    Returns a function that waits and returns the sparse result, which may have duplicate entries.
     """
     indices = tensor._indices().transpose(0, 1).contiguous()
     of_indices = allgather_async(indices, f"{name}.indices", process_set)
@@ -261,7 +263,7 @@ def sparse_allreduce_async(
 
 
 class _Allreduce(torch.autograd.Function):
-    """The gradient of a reduction over ranks is the same reduction of their gradients."""
+    """The gradient of a reduction over ranks is the same reduction of the gradients."""
 
     @staticmethod
     def forward(

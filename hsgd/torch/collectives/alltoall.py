@@ -1,4 +1,4 @@
-"""The alltoall family. Owns Horovod's arguments, their checks, and the gradient."""
+"""The alltoall family, with Horovod's arguments, checks and gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _start(
 
 
 def _rows(tensor: Tensor, splits: Splits, size: int) -> list[int]:
-    """Rows for each rank. Raises ValueError in Horovod's words."""
+    """Return the number of rows for each rank; raises ValueError with Horovod's messages."""
     if tensor.dim() == 0:
         raise ValueError("alltoall: a 0-d tensor has no rows to split")
     if splits is None:
@@ -68,7 +68,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an alltoall; collective, not blocking. Returns a handle, whose result is a pair."""
+    """Start an alltoall and return its handle, whose result is a pair; collective, not blocking."""
     return _start(tensor, splits, name, process_set)
 
 
@@ -78,20 +78,27 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Send rows to each rank and join what they send; collective, blocking, differentiable.
+    """Send rows to each rank and concatenate those received; collective, blocking, differentiable.
 
-    tensor: any dtype, in host memory, contiguous, at least 1-d.
-    splits: int32, rows for each rank; None sends all the same number.
-    Returns the rows received, and with `splits` also how many came from each rank. Raises
-    ValueError for unusable tensors and splits, HorovodInternalError when ranks disagree or one is
-    lost.
+    Args:
+        tensor: any dtype, in host memory, contiguous, at least 1-d.
+        splits: int32, rows for each rank; None sends equal numbers.
+        name: equal on all ranks.
+        process_set: the ranks.
+
+    Returns:
+        The received rows, and with `splits` also their number from each rank.
+
+    Raises:
+        ValueError: the tensor or the splits are unusable.
+        HorovodInternalError: ranks disagree or one is lost.
     """
     result: Tensor | tuple[Tensor, Tensor] = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Alltoall(torch.autograd.Function):
-    """Gradients go back the way that the rows came."""
+    """Gradients are sent back to the rows' ranks."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""The broadcast family. Owns Horovod's arguments and the gradient."""
+"""The broadcast family, with Horovod's arguments and gradients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start a broadcast into a new tensor; collective, not blocking. Returns a handle."""
+    """Start a broadcast into a new tensor and return its handle; collective, not blocking."""
     return _start(tensor, root_rank, name, process_set)
 
 
@@ -57,7 +57,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start a broadcast in place; collective, not blocking. Returns a handle."""
+    """Start a broadcast in place and return its handle; collective, not blocking."""
     return _start(tensor, root_rank, name, process_set, in_place=True)
 
 
@@ -67,12 +67,14 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Return a new tensor with the root's data on all ranks; collective, blocking, differentiable.
+    """Return a new tensor with the root's data; collective, blocking, differentiable.
 
-    tensor: any dtype, in host memory, contiguous; shape and dtype equal on all ranks.
-    root_rank: global rank, also in process sets.
-    Raises ValueError for unusable tensors and roots, HorovodInternalError when ranks disagree or
-    one is lost.
+    `tensor` has any dtype, is in host memory and contiguous; shape and dtype are equal on all
+    ranks. `root_rank` is a global rank, also in process sets.
+
+    Raises:
+        ValueError: the tensor or the root is unusable.
+        HorovodInternalError: ranks disagree or one is lost.
     """
     result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
     return result
@@ -84,14 +86,14 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Overwrite a tensor by the root's; collective, blocking, not differentiable; and return it."""
+    """Overwrite a tensor with the root's and return it; collective, blocking, no gradient."""
     handle = _start(tensor, root_rank, name, process_set, in_place=True, wake=False)
     result: Tensor = synchronize(handle)
     return result
 
 
 class _Broadcast(torch.autograd.Function):
-    """As Horovod has it, the root gets the mean of the gradients, and the others zeros."""
+    """As in Horovod, the root gets the mean of the gradients, the others get zeros."""
 
     @staticmethod
     def forward(

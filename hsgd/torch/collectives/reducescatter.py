@@ -1,4 +1,4 @@
-"""The reducescatter family. Owns Horovod's arguments and the gradient."""
+"""The reducescatter family, with Horovod's arguments and gradients."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start a reducescatter; collective, not blocking. Returns a handle."""
+    """Start a reducescatter and return its handle; collective, not blocking."""
     return _start([tensor], name, op, (prescale_factor, postscale_factor), process_set)
 
 
@@ -71,12 +71,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Combine tensors over the ranks and keep this rank's rows; collective, blocking,
-    differentiable.
+    """Combine tensors and return this rank's rows; collective, blocking, differentiable.
 
-    tensor: as for allreduce, at least 1-d. op: Average or Sum.
-    Returns a new tensor: the rows are split evenly, and the first ranks get one more. Raises as
-    allreduce.
+    `tensor` is as for allreduce, at least 1-d; `op` is Average or Sum. Rows are split evenly, and
+    the first ranks get one more. Raises as allreduce.
     """
     compressed, context = compression.compress(tensor)
     scales = (prescale_factor, postscale_factor)
@@ -106,7 +104,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Combine several tensors, and keep this rank's rows; collective, blocking, differentiable."""
+    """Combine several tensors, return this rank's rows; collective, blocking, differentiable."""
     pairs = [compression.compress(tensor) for tensor in tensors]
     scales = (prescale_factor, postscale_factor)
     reduced = _Reducescatter.apply(  # type: ignore[no-untyped-call]
@@ -119,7 +117,7 @@ def grouped_reducescatter(
 
 
 class _Reducescatter(torch.autograd.Function):
-    """As Horovod has it: gradients are gathered, times the ranks for Sum, times both factors."""
+    """As in Horovod, gradients are gathered, times the ranks for Sum, times both factors."""
 
     @staticmethod
     def forward(

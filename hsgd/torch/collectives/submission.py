@@ -1,8 +1,4 @@
-"""From a tensor and a name to a handle, and back to a result.
-
-Owns the numbers that stand for open operations, and the choice between hsgd's own path and
-Horovod's. Never makes results differentiable.
-"""
+"""Submission of tensors as named operations, and handles for their results."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ __all__ = [
 
 _numbers = itertools.count()
 _open: dict[int, tuple[Coordinator, Operation]] = {}
-_horovods: dict[int, tuple[Any, Any]] = {}  # its module, and a handle of its own
+_horovods: dict[int, tuple[Any, Any]] = {}  # Horovod's module, and its handle
 
 
 def coordinator_of(process_set: ProcessSet, what: str) -> Coordinator:
@@ -43,7 +39,7 @@ def coordinator_of(process_set: ProcessSet, what: str) -> Coordinator:
 
 
 def named(kind: str, name: str | None, process_set: ProcessSet) -> str:
-    """Return the full name of an operation; unnamed ones are counted for each process set."""
+    """Return the full name of an operation; unnamed ones are numbered per process set."""
     if name is not None:
         return f"{kind}.{name}"
     if not runtime.is_initialized():
@@ -52,10 +48,7 @@ def named(kind: str, name: str | None, process_set: ProcessSet) -> str:
 
 
 def local_root(process_set: ProcessSet, root_rank: int) -> int:
-    """Return the rank in the process set of a global rank; local.
-
-    Raises ValueError in Horovod's words.
-    """
+    """Return a global rank's rank in the process set; raises ValueError as Horovod; local."""
     members = runtime.current().members(process_set.process_set_id or 0)
     if root_rank not in members:
         raise ValueError(
@@ -65,7 +58,7 @@ def local_root(process_set: ProcessSet, root_rank: int) -> int:
 
 
 def submit(coordinator: Coordinator, operation: Operation, *, wake: bool = True) -> int:
-    """Submit an operation, and return a handle of it; local."""
+    """Submit an operation and return its handle; local."""
     coordinator.submit(operation, wake=wake)
     number = next(_numbers)
     _open[number] = (coordinator, operation)
@@ -80,12 +73,10 @@ def hand_over(
     suffix: str = "",
     **options: Any,
 ) -> int | None:
-    """Have Horovod start an operation on tensors of a device that hsgd does not take; collective,
-    not blocking. Returns a handle, or None if hsgd does it itself: on the CPU and on CUDA devices.
+    """Let Horovod start an operation on tensors of another device type; collective, not blocking.
 
-    Args:
-        kind: of the operation; its function is {grouped_}kind_async{suffix}.
-        arguments, options: of this function, behind the tensors.
+    Returns a handle, or None if the tensors are on the CPU or CUDA, which hsgd handles itself.
+    `arguments` and `options` follow the tensors in Horovod's {grouped_}kind_async{suffix}().
     """
     if all(tensor.device.type in ("cpu", "cuda") for tensor in tensors):
         return None
@@ -98,7 +89,7 @@ def hand_over(
 
 
 def poll(handle: int) -> bool:
-    """Return whether the operation has ended, so that synchronize() does not block; local."""
+    """Return whether an operation is done, so that synchronize() does not block; local."""
     if handle in _horovods:
         horovod, theirs = _horovods[handle]
         return bool(horovod.poll(theirs))
@@ -112,8 +103,8 @@ def poll(handle: int) -> bool:
 def synchronize(handle: int) -> Any:
     """Wait for an operation and return its result, once; blocking.
 
-    Returns None for handles that are not open. Raises HorovodInternalError, with what the core
-    raised as its cause, when the operation failed on any rank.
+    Returns None for handles that are not open. Raises HorovodInternalError, with the core's error
+    as its cause, if the operation failed on any rank.
     """
     if handle in _horovods:
         horovod, theirs = _horovods.pop(handle)

@@ -1,6 +1,4 @@
-"""Elastic training: states that are saved, restored and sent, the sampler that goes with them, and
-the loop that goes on when ranks are lost or join.
-"""
+"""Elastic training: states, a sampler, and the loop that continues when ranks come and go."""
 
 from __future__ import annotations
 

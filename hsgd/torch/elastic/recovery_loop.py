@@ -1,8 +1,7 @@
-"""run: goes back to the last commit when a rank is lost, and on with those that are there then.
+"""run: restores the last commit if a rank is lost, and continues with the present ranks.
 
-Owns the loop. Who is there is the agent's to say, which `hsgd run --min-np` starts
-(hsgd.jobs.elastic). Without one the ranks stay the same: an error that leaves all of them alive is
-survived, too.
+The agent that `hsgd run --min-np` starts (hsgd.jobs.elastic) decides which ranks these are. Without
+an agent they stay the same, and only errors that leave all ranks alive are survived.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ _ADDED_AND_REMOVED = 3  # Horovod's HostUpdateResult: the state has to be sent
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a function for elastic training, as Horovod does: call `func(state, ...)` until it
-    returns.
+    """Decorate a function for elastic training: call `func(state, ...)` until it returns.
 
-    func: trains from where `state` is, and calls state.commit() now and then. state: a State; it
-    is sent from rank 0 to all ranks before each call (collective).
-    When a collective fails because a rank was lost (HorovodInternalError, PeerLost,
-    CollectiveTimeout), the ranks that are left restore their last commit, form a new job and call
-    `func` again; when ranks wait to join (HostsUpdatedInterrupt, out of commit()), so do all, with
-    the state of now. Other exceptions end this rank. Raises LaunchError when the agent is gone.
+    `func` trains from `state` and calls state.commit() from time to time. Before each call `state`
+    is sent from rank 0 to all ranks (collective).
+
+    If a collective fails because a rank was lost (HorovodInternalError, PeerLost,
+    CollectiveTimeout), the remaining ranks restore their last commit, form a new job and call
+    `func` again. If ranks wait to join (HostsUpdatedInterrupt, from commit()), all form a new job
+    with the current state. Other exceptions end this rank. Raises LaunchError if the agent is gone.
     """
 
     @functools.wraps(func)
@@ -50,26 +49,26 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 def _train(agent: AgentLink | None, state: State, call: Callable[[], Result]) -> Result:
     skip_sync = False
     while True:
-        if agent is not None:  # after on_reset(), in which the state forgets what it heard
+        if agent is not None:  # after on_reset(), which clears the state's messages
             agent.listen(lambda world: state.on_hosts_updated(world, _ADDED_AND_REMOVED))
         try:
             if not skip_sync:
                 state.sync()
-                state.save()  # or a new rank would restore what it began with
+                state.save()  # else a new rank would restore its initial values
             if agent is not None:
                 agent.hold()
             return call()
         except (HorovodInternalError, HsgdError) as lost:
             if not _is_lost(lost, agent):
                 raise
-            if agent is not None:  # first: the others may think that it hangs
+            if agent is not None:  # first, else other ranks may assume that this one hangs
                 _leave(agent, lost)
             state.restore()
             skip_sync = False
         except HostsUpdatedInterrupt as update:
             if agent is not None:
                 agent.leave(None)
-            # In another world the state has optimizers that get their ranks in sync().
+            # In a new world, sync() gives the state's optimizers their ranks.
             skip_sync = update.skip_sync and agent is None
         basics.shutdown()
         basics.init()
@@ -77,14 +76,14 @@ def _train(agent: AgentLink | None, state: State, call: Callable[[], Result]) ->
 
 
 def _is_lost(error: Exception, agent: AgentLink | None) -> bool:
-    """Whether a rank of the job is. An HsgdError itself is what abort() ends calls with."""
+    """Return whether a rank is lost; abort() ends calls with a plain HsgdError."""
     kinds = (HorovodInternalError, PeerLost, CollectiveTimeout)
     return isinstance(error, kinds) or (agent is not None and type(error) is HsgdError)
 
 
 def _leave(agent: AgentLink, lost: Exception) -> None:
     job = runtime.latest()
-    # Process sets number their ranks anew.
+    # Process sets renumber their ranks.
     agent.leave(lost, is_of_world=job is not None and len(job.process_sets()) == 1)
     if job is not None:
-        job.abort()  # else shutdown() waits for what is open
+        job.abort()  # else shutdown() waits for open operations

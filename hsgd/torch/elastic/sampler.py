@@ -1,4 +1,4 @@
-"""ElasticSampler: indices of a data set over ranks whose number may change within an epoch."""
+"""ElasticSampler: divides a data set's indices over ranks that may change within an epoch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Each rank takes every size()-th index of what is left of the epoch; local.
+    """Each rank takes every size()-th index of the rest of the epoch; local.
 
-    dataset: its length is fixed. shuffle: permute the indices of each epoch. seed: the same on all
-    ranks.
-    All ranks get len() indices: where what is left does not come out even, its first indices come
-    again, as in Horovod, whose last ranks get none where less than half of the ranks have one.
-    The order is Horovod's. Call record_batch() after each batch and set_epoch() after each epoch;
-    put the sampler into a TorchState, and it goes on where the ranks were.
+    All ranks get len() indices: if the rest does not divide evenly, its first indices are repeated,
+    as in Horovod, whose last ranks get none if less than half of the ranks have one. The order is
+    Horovod's. Call record_batch() after each batch and set_epoch() after each epoch; in a
+    TorchState the sampler continues where the ranks were.
+
+    Args:
+        dataset: its length is fixed.
+        shuffle: permute the indices of each epoch.
+        seed: equal on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -39,27 +42,26 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch with all indices; to be called at the end of the one before."""
+        """Begin an epoch with all indices; call it at the end of the previous one."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that all ranks have processed a batch of `batch_size` samples."""
+        """Note that each rank has processed a batch of `batch_size` samples."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
-        """Return how far the epoch has come."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state_dict(), with the ranks of now."""
+        """Continue from a state_dict(), with the current ranks."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Share what is left of the epoch among the ranks of now."""
+        """Divide the rest of the epoch among the current ranks."""
         job = runtime.current()
         self.num_replicas, self.rank = job.comm.size, job.comm.rank
         order = list(range(len(self.dataset)))
@@ -70,7 +72,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        # Again and again: there may be less left than half of the ranks, or a single index.
+        # Cycle, as fewer indices may remain than half of the ranks, or a single one.
         padded = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
         self.indices = list(padded)[self.rank :: self.num_replicas]
         return iter(self.indices)

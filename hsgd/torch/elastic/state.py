@@ -1,8 +1,4 @@
-"""States of elastic training: what is saved in memory, restored after a failure, and sent to new
-ranks.
-
-Owns the classes and the handlers of models, optimizers and samplers. Never starts or stops ranks.
-"""
+"""States of elastic training, which are saved in memory, restored, and sent to new ranks."""
 
 from __future__ import annotations
 
@@ -38,9 +34,7 @@ _REMOVED = 1  # Horovod's HostUpdateResult: only removed hosts
 
 
 class State:
-    """What elastic.run needs of a state. bcast_object: sends an object from rank 0. get_rank: this
-    rank.
-    """
+    """The interface that elastic.run uses; `bcast_object` sends an object from rank 0."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
@@ -54,23 +48,23 @@ class State:
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Reset the state, after ranks came or went."""
+        """Reset the state and call the callbacks, after ranks came or went."""
         self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Hear from the driver that hosts changed."""
+        """Record a message from the driver that hosts changed."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save, and look for new hosts; collective."""
+        """Save, and check for new hosts; collective."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks when rank 0 heard of new hosts; collective."""
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 knows of new hosts; collective."""
         last = previous = self._last_updated_timestamp
         updates = 0
         while not self._host_messages.empty():
@@ -84,23 +78,23 @@ class State:
             raise HostsUpdatedInterrupt(updates == _REMOVED)
 
     def save(self) -> None:
-        """Keep the values of now in memory; local."""
+        """Keep the current values in memory; local."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to what save() kept; local."""
+        """Return to the saved values; local."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Send rank 0's values to all; collective."""
+        """Send rank 0's values to all ranks; collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Do what on_reset() needs before sync(); local."""
+        """Prepare for sync() in on_reset(); local."""
 
 
 class ObjectState(State):
-    """A state of Python objects, which are its attributes; they are copied by reference."""
+    """A state of Python objects, which are its attributes; copies are by reference."""
 
     def __init__(
         self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any
@@ -126,10 +120,7 @@ class ObjectState(State):
 
 
 class TorchState(ObjectState):
-    """A state of models, optimizers and samplers, each with a handler, and of other objects.
-
-    model, optimizer: optional; further ones, and everything else, as keywords. All are attributes.
-    """
+    """A state of models, optimizers, samplers and other objects, which are its attributes."""
 
     def __init__(
         self,
@@ -158,7 +149,7 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        # First: Gossip's ranks have weights of their own, and make one model of them.
+        # First, since Gossip's ranks make one model of their different weights.
         for handler in sorted(
             self._handlers.values(), key=lambda one: not isinstance(one, LocalTrainingStateHandler)
         ):
@@ -178,25 +169,23 @@ class StateHandler:
         self.value = value
 
     def save(self) -> None:
-        """Keep a copy; local."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to the copy; local."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Take rank 0's; collective."""
+        """Take rank 0's value; collective."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Handle another object from here on."""
+        """Handle another object from now on."""
         self.value = value
         self.save()
 
 
 class _StateDictHandler(StateHandler):
-    """Of an object with state_dict() and load_state_dict()."""
+    """Handles an object with state_dict() and load_state_dict()."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -210,22 +199,23 @@ class _StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(_StateDictHandler):
-    """Of a torch.nn.Module."""
+    """Handles a torch.nn.Module."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
 
 
 class OptimizerStateHandler(_StateDictHandler):
-    """Of a torch.optim.Optimizer."""
+    """Handles a torch.optim.Optimizer."""
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
 class LocalTrainingStateHandler(_StateDictHandler):
-    """Of a DiLoCo or Gossip, whose restart() says where the ranks go on, each with the state of its
-    own inner optimizer. save() is local, but waits for exchanges under way.
+    """Handles a DiLoCo or Gossip; restart() decides where its ranks continue.
+
+    Each rank keeps the state of its inner optimizer. save() is local, but waits for exchanges.
     """
 
     def save(self) -> None:
@@ -233,9 +223,7 @@ class LocalTrainingStateHandler(_StateDictHandler):
         self._goes_back = False
 
     def restore(self) -> None:
-        """In sync(), with the ranks that are left. Those that wait for this one in a collective are
-        told now.
-        """
+        """Abort waits for this rank now; sync() restores, with the remaining ranks."""
         self.value.abort()
         self._goes_back = True
 
@@ -252,7 +240,7 @@ class LocalTrainingStateHandler(_StateDictHandler):
 
 
 class SamplerStateHandler(_StateDictHandler):
-    """Of an ElasticSampler."""
+    """Handles an ElasticSampler."""
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
@@ -267,12 +255,12 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Return classes of objects and their handlers; the first that fits is taken."""
+    """Return pairs of class and handler; the first match is used."""
     return _registry
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replace what get_handler_registry() gives."""
+    """Replace the registry of handlers."""
     _registry[:] = registry
 
 

@@ -1,3 +1,3 @@
-"""Gradients on their way to all ranks, in buckets, while backward still runs."""
+"""Reduction of gradients in buckets, while the backward pass runs."""
 
 __all__: list[str] = []

@@ -1,8 +1,4 @@
-"""What ranks agree on before the buckets of an optimizer are made: the order of gradients, which of
-them are sparse, and whether buckets travel during backward.
-
-Owns the exchange for it, and how parameters are divided into buckets. Never makes a bucket.
-"""
+"""Agreement of ranks before buckets are made: order, sparsity and overlap of gradients."""
 
 from __future__ import annotations
 
@@ -33,18 +29,17 @@ def agree(
     *,
     sparse_as_dense: bool,
 ) -> tuple[list[Tensor], list[Tensor], str]:
-    """Return dense and sparse parameters in the order of the first rank, and its setting of the
-    overlap; collective, blocking. Takes some 5 bytes for each parameter, however many ranks there
-    are.
+    """Return dense and sparse parameters in the first rank's order, and its overlap setting.
 
-    names: of the parameters, in this rank's order. A parameter is sparse for all ranks if its
-    gradient is on one. terms: other options that must be equal on all ranks, by name.
-    Raises SignatureMismatch on all ranks if terms or parameters differ.
+    Collective, blocking; sends about 5 bytes per parameter, for any number of ranks. A parameter is
+    sparse on all ranks if its gradient is on one. `names` is in this rank's order; `terms` are
+    other options that must be equal. Raises SignatureMismatch on all ranks if terms or parameters
+    differ.
     """
     agree_on(comm, _WHAT, lambda: terms)
     table = {f"parameter {name}": _describe(each) for each, name in names.items()}
     agree_on(comm, _WHAT, lambda: table, _REMEDY)
-    by_name = sorted(names, key=names.__getitem__)  # alike on all ranks from here on
+    by_name = sorted(names, key=names.__getitem__)  # equal on all ranks
     places = {parameter: place for place, parameter in enumerate(by_name)}
     first = np.array([_OVERLAPS.index(overlap), *(places[each] for each in names)], np.int32)
     comm.broadcast(first, name="optimizer order")
@@ -70,9 +65,7 @@ def _is_sparse(parameter: Tensor) -> bool:
 def split(
     ordered: Sequence[Tensor], groups: int | list[list[Tensor]] | None, bucket_cap_mb: float
 ) -> list[list[Tensor]]:
-    """Return the parameters of each bucket: by `groups`, as DistributedOptimizer takes it, or in
-    order.
-    """
+    """Return the parameters of each bucket, by DistributedOptimizer's `groups` or in order."""
     parts: list[list[Tensor]] = [list(ordered)]
     most = int(bucket_cap_mb * _MIB)
     if isinstance(groups, int):

@@ -1,9 +1,7 @@
-"""BackwardPass: when a backward pass of autograd begins and ends, seen from hooks of parameters.
+"""BackwardPass: detects from parameter hooks when a backward pass begins and ends.
 
-Owns the callback that autograd makes at the end of a pass, and the order in which several watchers
-of one pass hear of it: that in which they were made, which is the same on all ranks. A pass inside
-another one (checkpointing with use_reentrant=True) counts as part of that. Never looks at
-gradients.
+Several watchers of a pass are called in their order of construction, which is the same on all
+ranks. A pass inside another one (checkpointing with use_reentrant=True) counts as part of it.
 """
 
 from __future__ import annotations
@@ -21,28 +19,26 @@ _engine: Any = torch.autograd.Variable._execution_engine
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 _numbers = itertools.count()
-_watching: list[BackwardPass] = []  # those of passes that run now
+_watching: list[BackwardPass] = []  # watchers of running passes
 
 
 class BackwardPass:
-    """wake: called by hooks with their parameter while `due`. ended: called when backward() is
-    about to return; what it raises, backward() raises.
+    """Watches backward passes of autograd.
+
+    Hooks call `wake` while `due`. `ended` is called before backward() returns, which raises its
+    errors.
     """
 
     def __init__(self, wake: Callable[[Tensor], None], ended: Callable[[], None]) -> None:
         self.due = True
-        """Whether the next hook is to call `wake`. Always before the first one of a pass."""
+        """Whether the next hook calls `wake`; always true before the first hook of a pass."""
         self._wake, self._ended = wake, ended
         self._number = next(_numbers)
         self._open: object | None = None
         self._task = -1
 
     def begin(self) -> bool:
-        """Return whether the pass that the caller's hook runs in is new, and from now on watched;
-        local.
-
-        `due` is over.
-        """
+        """Clear `due`, and watch the current pass; return whether it is new; local."""
         self.due = False
         if self._open is not None:
             return False
@@ -50,13 +46,13 @@ class BackwardPass:
         return True
 
     def reset(self) -> None:
-        """Wait for no pass any more: one that failed inside another may never have ended; local."""
+        """Stop watching: a pass that failed inside another may never end; local."""
         if self in _watching:
             _watching.remove(self)
         self._open, self.due = None, True
 
     def hook(self, append: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """Return a short hook: `wake` if due, then `append`."""
+        """Return a fast hook that calls `wake` if due, then `append`."""
 
         def hook(parameter: Tensor) -> None:
             if self.due:
@@ -80,7 +76,7 @@ class BackwardPass:
             self._ended()
 
     def _follow_outer(self, node: Any) -> None:
-        """The pass ran inside `node` of another pass, which goes on with the nodes after it."""
+        """Continue in the outer pass, after its `node` in which the inner pass ran."""
         self._open = token = object()
         self.due = False
         handles: list[Any] = []
@@ -93,19 +89,19 @@ class BackwardPass:
 
         following = [after for after, _ in node.next_functions if after is not None]
         handles += [after.register_prehook(requeue) for after in following]
-        if not handles:  # nothing comes after it: step() ends the round
+        if not handles:  # no node follows: step() ends the round
             self.reset()
 
 
 class _End:
-    """What autograd calls at the end of a pass, and drops without a call if the pass fails."""
+    """Callback of autograd at the end of a pass; dropped without a call if the pass fails."""
 
     def __init__(self, owner: BackwardPass, token: object) -> None:
         self._owner, self._token = owner, token
 
     def __call__(self) -> None:
         if self._owner._open is not self._token:
-            return  # the first of this pass has told all
+            return  # the first callback of this pass has called all watchers
         task = self._owner._task
         together = [each for each in _watching if each._task == task]
         for each in sorted(together, key=lambda each: each._number):
@@ -117,8 +113,10 @@ class _End:
 
 
 def hook_leaf(parameter: Tensor, call: Callable[[Tensor], None]) -> Any:
-    """Call after each accumulation into parameter.grad, also in times when the parameter is frozen
-    now: torch keeps such hooks, but takes none. None for dtypes that never have gradients.
+    """Call `call` after each accumulation into parameter.grad; return the handle.
+
+    It also works while the parameter is frozen: torch keeps such hooks, but does not register them.
+    Returns None for dtypes that never have gradients.
     """
     register: Callable[..., Any] = parameter.register_post_accumulate_grad_hook
     if parameter.requires_grad:

@@ -1,7 +1,4 @@
-"""Bucket: gradients that travel together, in memory that all ranks of a node reach.
-
-Owns the flat array, how many of its gradients are still to come, and the collective that is under
-way on it. Never decides when it starts.
+"""Bucket: gradients that are reduced together, in memory shared by a node.
 
 Source of the idea: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel
 Training", arXiv:2006.15704, section 3.2.
@@ -39,10 +36,10 @@ _CASTS: dict[type[Compressor], torch.dtype] = {
 
 
 def fill(sizes: Sequence[tuple[Hashable, int]], most_bytes: int) -> list[list[int]]:
-    """Put tensors of (kind, bytes), in their order, into buckets of one kind (dtype and device)
-    and at most `most_bytes`, if more than one; lists of indices.
+    """Divide (kind, bytes) tensors into buckets; return lists of indices.
 
-    Buckets are in the order in which they become complete.
+    A bucket has one kind (dtype and device), and at most `most_bytes` if it has several tensors.
+    Tensors stay in order; buckets are in the order in which they become complete.
     """
     done: list[list[int]] = []
     filling: dict[Hashable, tuple[list[int], int]] = {}
@@ -58,7 +55,7 @@ def fill(sizes: Sequence[tuple[Hashable, int]], most_bytes: int) -> list[list[in
 
 
 def _new_array(comm: Comm, count: int, dtype: Any, device: torch.device, label: str) -> Tensor:
-    """An array of zeros; if in host memory, where all ranks of the node reach it."""
+    """Return an array of zeros, on the CPU in memory shared by the node."""
     if device.type == "cpu":
         array: Tensor = comm.empty(count, dtype, label)
         return array
@@ -67,7 +64,7 @@ def _new_array(comm: Comm, count: int, dtype: Any, device: torch.device, label: 
 
 @dataclass(frozen=True)
 class Options:
-    """How gradients travel, as DistributedOptimizer was told. overlap: as for Overlap."""
+    """How gradients are reduced, from DistributedOptimizer's arguments; overlap: as for Overlap."""
 
     compression: type[Compressor]
     op: int
@@ -79,7 +76,7 @@ class Options:
     overlap: str
 
     def terms(self, passes: int) -> dict[str, object]:
-        """Return what all ranks must have alike, as texts can tell it; passes: per step."""
+        """Return what must be equal on all ranks, as text; `passes` is per step."""
         return {
             "backward_passes_per_step": passes,
             "op": self.op,
@@ -91,9 +88,7 @@ class Options:
 
 @dataclass
 class Collective:
-    """What travels for a bucket, without its memory. label: ranks that call it by another do not
-    meet. dtype: on the way.
-    """
+    """The allreduce of a bucket, without its memory; `label` must be equal on all ranks."""
 
     comm: Comm
     label: str
@@ -105,15 +100,15 @@ class Collective:
     device: torch.device
 
     def start(self, array: Tensor, more: str = "") -> Handle[Any]:
-        """Begin it, in place; collective, not blocking. more: before its label."""
+        """Start it in place, with `more` before its label; collective, not blocking."""
         return self.comm.allreduce_async(array, self._core_op(array), array, more + self.label)
 
     def run(self, array: Tensor, more: str = "") -> None:
-        """Make it, in place; collective, blocking. more: before its label."""
+        """Run it in place, with `more` before its label; collective, blocking."""
         self.comm.allreduce(array, self._core_op(array), array, more + self.label)
 
     def run_with_zeros(self) -> None:
-        """Take part and add nothing; collective, blocking."""
+        """Take part with zeros; collective, blocking."""
         zeros = torch.zeros(self.count, dtype=self.dtype, device=self.device)
         if self.compression not in (NoneCompressor, *_CASTS):
             zeros = self.compression.compress(zeros)[0].contiguous()
@@ -125,10 +120,7 @@ class Collective:
 
 
 class Bucket:
-    """Collective, blocking: all ranks of `comm` make it together.
-
-    number: names it in reports. parameters: of one dtype, in the order in the array.
-    """
+    """A flat array of gradients and its collective; made by all ranks of `comm`, blocking."""
 
     LABEL = "optimizer bucket"
 
@@ -142,7 +134,7 @@ class Bucket:
         threaded: bool,
     ) -> None:
         self.launched_s = 0.0
-        """When the collective started, on time.monotonic(); 0 while none is under way."""
+        """Start of the collective, by time.monotonic(); 0 if none is under way."""
         self._number, self._told = number, label
         self._failed_rounds = 0
         self._size = comm.size
@@ -157,7 +149,7 @@ class Bucket:
         self.packing = Packing(parameters, self._flat)
         self._ids = [id(parameter) for parameter in parameters]
         self.waiting = len(self._ids)
-        """How many gradients are still to come in this step."""
+        """Number of gradients still to come in this step."""
         self._run = 0  # leading parameters whose gradients came as a run
         wire_dtype = _CASTS.get(compression)
         casts = wire_dtype is not None and dtype.is_floating_point and dtype != wire_dtype
@@ -176,7 +168,6 @@ class Bucket:
 
     @property
     def label(self) -> str:
-        """Name of its collective now."""
         return self.collective.label
 
     def _make_label(self) -> str:
@@ -184,10 +175,10 @@ class Bucket:
         return f"{self.LABEL} {self._number}{after} ({self._told})"
 
     def take_run(self, index: int, ids: Sequence[int]) -> bool:
-        """Count gradients, by the id() of their parameters, that came in the order of the
-        bucket, the first at `index`.
+        """Count gradients that came in the bucket's order, the first at `index`.
 
-        False, and nothing is counted, where they did not, or others before did not.
+        `ids` are the id() of their parameters. Returns False, and counts nothing, if these or
+        earlier ones came out of order.
         """
         end = index + len(ids)
         in_order = index == self._run and self.waiting == len(self._ids) - index
@@ -198,13 +189,12 @@ class Bucket:
         return True
 
     def has_taken(self, index: int) -> bool:
-        """Return whether the gradient at `index` was counted by take_run()."""
         return index < self._run
 
     def launch(self, rounds: int = 0) -> None:
-        """Copy gradients that are elsewhere, and start the collective; collective over the ranks of
-        the bucket, not blocking. rounds: how many were made before in this step; ranks that have
-        made more or fewer do not meet.
+        """Copy missing gradients into the array and start the collective; not blocking.
+
+        `rounds` counts earlier launches in this step; ranks with different counts do not match.
         """
         more = f"backward pass {rounds + 1} of a step, " if rounds else ""
         self.packing.pack()
@@ -224,9 +214,10 @@ class Bucket:
             self.collective.run(self._result, more)
 
     def wait(self) -> SignatureMismatch | None:
-        """Return when the collective has ended; blocking. What it has met if other ranks called
-        something else: then nothing has changed, and repeat() may follow. Else raises as
-        Handle.wait().
+        """Wait for the collective; blocking.
+
+        Returns the mismatch if other ranks called something else: the data are unchanged then, and
+        repeat() may follow. Raises as Handle.wait() otherwise.
         """
         if self._handle is not None:
             try:
@@ -237,12 +228,12 @@ class Bucket:
         return self._mismatch
 
     def repeat(self) -> None:
-        """Make the collective of the last launch() once more; collective, blocking."""
+        """Repeat the collective of the last launch(); collective, blocking."""
         self._mismatch = None
         self.collective.run(self._result)
 
     def finish(self) -> None:
-        """Make the gradients those of all ranks, after wait(); local."""
+        """Set the gradients to the result, after wait(); local."""
         if self._wire is not self._flat:
             if not self._told_of_overflow:
                 self._told_of_overflow = warn_of_overflow(self._flat, self._wire, self.label)
@@ -259,11 +250,11 @@ class Bucket:
         self._begin_anew()
 
     def abandon(self, *, begun: bool) -> HsgdError | None:
-        """Forget the gradients of this step; blocking while a collective is under way on them,
-        however it ends. begun: whether all collectives of the step were started. Where they were
-        not, later ones have another label: they must not meet those of this step on ranks that
-        wait for it, and they do meet those of ranks that gave it up as well.
-        Returns what the collective that was under way has met.
+        """Drop this step's gradients and wait for the collective; return its error, if any.
+
+        `begun`: all collectives of the step were started. If not, later ones get another label:
+        they must not match those of this step on ranks that wait for it, but must match those of
+        ranks that gave it up as well.
         """
         if not begun:
             self._failed_rounds += 1

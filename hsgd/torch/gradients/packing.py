@@ -1,8 +1,4 @@
-"""Packing: gradients of many parameters in one flat array.
-
-Owns the order in which they lie there, the views of it that become gradients, and the copying.
-Never communicates.
-"""
+"""Packing: gradients of many parameters in one flat array."""
 
 from __future__ import annotations
 
@@ -15,18 +11,18 @@ from torch import Tensor
 __all__ = ["HOT_COUNT", "Packing"]
 
 HOT_COUNT = 1 << 14
-"""Elements of a gradient that is worth copying while it is in cache."""
+"""Elements from which a gradient is copied at once, while it is in the cache."""
 
 _gradient = operator.attrgetter("grad")
 
 
 class Packing:
-    """parameters: of one dtype. flat: as many elements as they have together."""
+    """Views of `flat`, as the gradients of parameters of one dtype; local."""
 
     def __init__(self, parameters: Sequence[Tensor], flat: Tensor) -> None:
         self.parameters = list(parameters)
         self.sparse: list[Tensor] = []
-        """Parameters whose gradients came sparse, until somebody clears this."""
+        """Parameters whose gradients came sparse; the user of this class clears it."""
         # Small vectors (biases, normalization) first: one call copies them all.
         small = [p.dim() == 1 and p.numel() < HOT_COUNT for p in self.parameters]
         order = sorted(range(len(small)), key=lambda index: not small[index])
@@ -43,29 +39,28 @@ class Packing:
         self._joined = flat[: ends[len(vectors) - 1] if vectors else 0]
 
     def adopt(self, index: int) -> None:
-        """Make the gradient of one parameter a view of the array, with its value."""
+        """Copy one parameter's gradient into the array, and replace it by the view."""
         with torch.no_grad():
             self._pack_each([self.parameters[index]], [self.views[index]])
 
     def pack(self) -> None:
-        """Adopt all gradients that are not views yet; parameters that need none and have none
-        add zeros, and stay without.
-        """
+        """Adopt all gradients that are not views yet; frozen parameters without one add zeros."""
         with torch.no_grad():
             if not self._pack_vectors(*self._vectors):
                 self._pack_each(*self._vectors)
             self._pack_each(*self._others)
 
     def release(self, *, keep: bool) -> None:
-        """Take gradients out of the array, with their values or, without `keep`, forgotten; local.
-        To be forgotten while a collective may still write to it.
+        """Take the gradients out of the array: with `keep` as copies, else set to None; local.
+
+        Do not keep them if a collective may still write to the array.
         """
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is view:
                 parameter.grad = view.clone() if keep else None
 
     def _pack_vectors(self, parameters: Sequence[Tensor], views: Sequence[Tensor]) -> bool:
-        """Where all have a new gradient: several times faster than one after the other."""
+        """Pack the vectors at once, which is several times faster, if all have new gradients."""
         gradients = list(map(_gradient, parameters))
         if not gradients or gradients[0] is views[0]:
             return False
@@ -99,7 +94,7 @@ class Packing:
 
 
 def _view(flat: Tensor, begin: int, parameter: Tensor) -> Tensor:
-    """A part of `flat` with the strides of the parameter where it has no gaps."""
+    """Return a part of `flat`, with the parameter's strides if it has no gaps."""
     dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
     if dense:
         return flat.as_strided(parameter.shape, parameter.stride(), begin)

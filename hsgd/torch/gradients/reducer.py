@@ -1,10 +1,9 @@
-"""GradientReducer: from gradients of one rank to gradients of all, while backward still runs.
+"""GradientReducer: reduces gradients over all ranks while the backward pass runs.
 
-Owns the hooks of the parameters, the buckets, and the round from the first gradient to the last
-collective, which ends with the last backward pass of a step: when backward() returns, gradients are
-those of all ranks. Bucket by bucket in one order, which the ranks agree on once, when they first
-meet; what comes later (new groups, parameters that begin to need gradients) is appended the same
-way. Never updates parameters.
+A round goes from the first gradient to the last collective and ends with the last backward pass of
+a step: when backward() returns, gradients are those of all ranks. Buckets are reduced in one order,
+which the ranks agree on once, when they first meet; later parameters (new groups, or thawed ones)
+are appended in the same way.
 """
 
 from __future__ import annotations
@@ -37,44 +36,42 @@ __all__ = ["GradientReducer"]
 
 
 class GradientReducer:
-    """passes: backward passes per step. names: of all parameters, by id()."""
+    """The hooks and buckets of an optimizer; `names` has all parameters by id()."""
 
     def __init__(self, options: Options, passes: int, names: dict[int, str]) -> None:
         self.passes = passes
         self.guard: ReplicaGuard | None = None
-        """Of the parameters, at the end of each round."""
-        self._with_joined = False  # this round is
+        """Compares the parameters at the end of each round."""
+        self._with_joined = False  # whether ranks have joined in this round
         self._options = options
         self._names = names
         self._watched: list[int] = []  # all parameters of the optimizer, by id()
         self._resting: list[Tensor] = []  # those of them that need no gradients
-        self._known: dict[Tensor, int] = {}  # parameters with hooks; how many passes are to come
-        self._counted = False  # some of them are fewer than at the beginning of the step
-        self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet looked at
+        self._known: dict[Tensor, int] = {}  # parameters with hooks, and their remaining passes
+        self._counted = False  # whether some have fewer passes than at the start of the step
+        self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet processed
         self._hooks: dict[Tensor, Any] = {}
         self._wake = _weak_hook(self)
         self._pass = BackwardPass(_weak_hook(self, "_begin_pass"), weakly(self._end_pass, None))
         self._passes_left = passes  # of this round
         self._rounds = 0  # since the last step
-        self._order: dict[Tensor, None] = {}  # new parameters, as their gradients came
+        self._order: dict[Tensor, None] = {}  # new parameters, in the order of their gradients
         self._places: dict[Tensor, tuple[Bucket, int]] = {}
         self._sparse: dict[Tensor, None] = {}
         self._buckets: list[Bucket] = []
         self._next = 0  # the bucket to launch next
-        self._begun = False  # all collectives of the round were started
-        self._touched = False  # a gradient came since the last round
+        self._begun = False  # whether all collectives of the round were started
+        self._touched = False  # whether a gradient came since the last round
         self.overlap = Overlap(options.overlap)
-        """Whether collectives start in backward."""
-        self._job = runtime.latest()  # the one that gradients come in
-        self._alone = False  # it has no other ranks
+        """Decides whether collectives start during backward."""
+        self._job = runtime.latest()  # the job of the current gradients
+        self._alone = False  # whether that job has no other ranks
         self._comm: Comm | None = None
         self._stand_in: StandIn | None = None
         self._inspected: Callable[[], list[tuple[str, float]]] = weakly(self._pending, [])  # stalls
 
     def watch(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        """Follow parameters that need gradients and are new; local. Called in every step: cheap
-        while the groups stay as they are.
-        """
+        """Follow new parameters that need gradients; local. Cheap if the groups are unchanged."""
         ids = [number for group in groups for number in map(id, group)]
         if ids != self._watched:
             self._watched = ids
@@ -102,22 +99,21 @@ class GradientReducer:
 
     @property
     def open(self) -> bool:
-        """Whether gradients came that were not reduced."""
+        """Whether some gradients came and were not reduced."""
         return self._touched or bool(self._arrived)
 
     def set_passes(self, passes: int) -> None:
-        """Change the passes of a step, from the next one on; local."""
+        """Change the passes per step, from the next step on; local."""
         self.passes = self._passes_left = passes
         for parameter in self._known:
             self._known[parameter] = passes
         self._counted = False
 
     def reduce(self) -> None:
-        """Make all gradients those of all ranks; collective over the process set, blocking.
+        """Reduce all gradients over the process set; collective, blocking.
 
-        Parameters without a gradient count as zero. Raises HorovodInternalError when ranks
-        disagree or one is lost: gradients that came are forgotten then, and the next call makes
-        new buckets.
+        Parameters without a gradient count as zero. Raises HorovodInternalError if ranks disagree
+        or one is lost: gradients are dropped then, and the next call makes new buckets.
         """
         with self._ending_on_error():
             comm = self._follow_job()
@@ -131,20 +127,20 @@ class GradientReducer:
         self._check_replicas(comm)
 
     def settle(self) -> None:
-        """Reduce, unless the gradients of this step are those of all ranks already; collective
-        and blocking then.
-        """
+        """Reduce, unless this step's gradients are reduced already; collective, blocking."""
         if self.open or not self._rounds:
             self.reduce()
 
     def end_step(self) -> None:
-        """Note that what comes next belongs to another step; local."""
+        """Note that later gradients belong to another step; local."""
         self._rounds = 0
         self._pass.reset()
 
     def combine_loss(self, loss: Any) -> Any:
-        """Return the mean of the ranks' losses, or their sum if gradients are summed, in the type
-        of `loss`; collective, blocking, after a round. What is no number stays as it is.
+        """Return the mean of the ranks' losses, or their sum if gradients are summed.
+
+        Collective, blocking, after a round. The type is that of `loss`; other types are returned
+        unchanged.
         """
         number = isinstance(loss, (int, float)) or (isinstance(loss, Tensor) and loss.numel() == 1)
         if not number:
@@ -159,16 +155,14 @@ class GradientReducer:
         return float(total)
 
     def _check_replicas(self, comm: Comm) -> None:
-        """At the end of a round of all ranks; collective."""
+        """Compare the replicas at the end of a round without joined ranks; collective."""
         if self.guard is not None and not self._with_joined:
             with core_errors_as_horovods():
                 self.guard.check(comm)
         self._with_joined = False
 
     def close_round(self) -> None:
-        """Reduce what came and was not reduced, so that ranks stay together; collective then. In
-        another job it is forgotten: that has other ranks.
-        """
+        """Reduce open gradients (collective), or drop them in a new job, which has other ranks."""
         if self._job is not runtime.latest():
             self._start_anew(keep=True)
         elif self.open:
@@ -176,30 +170,30 @@ class GradientReducer:
 
     @contextlib.contextmanager
     def _ending_on_error(self) -> Iterator[None]:
-        """A context whose errors end the round; those of the core become Horovod's."""
+        """End the round on errors in the block; convert errors of the core to Horovod's."""
         try:
             yield
         except (HsgdError, HorovodInternalError) as error:
-            # All ranks have it, now or soon. What is under way may wait for calls that nobody makes
-            # any more, and write to its bucket until then: nothing of it is used again.
+            # All ranks get this error. Collectives under way may wait for calls that no rank makes
+            # any more, and write to their buckets until then, so these are not used again.
             self._start_anew(keep=False)
             if isinstance(error, HorovodInternalError):
                 raise
             raise HorovodInternalError(str(error)) from error
-        except Exception:  # of a compression; the other ranks may go on, if they miss nothing
+        except Exception:  # of a compression; other ranks continue if all collectives began
             begun = self._begun
             met = [bucket.abandon(begun=begun) for bucket in self._buckets]
             if begun and self._comm is not None:
                 self._rounds += 1
-                with contextlib.suppress(HsgdError):  # the next step has it as well
+                with contextlib.suppress(HsgdError):  # the next step raises it too
                     self.overlap.end_step(self._comm)
                     self._check_replicas(self._comm)
             if not begun and any(error and not tells_of_join(error) for error in met):
-                self._start_anew(keep=False)  # others gave up earlier, and begin anew as well
+                self._start_anew(keep=False)  # others gave up earlier, and start anew too
             else:
                 self._end_round()
             raise
-        except BaseException:  # Ctrl-C: it waits for nothing more
+        except BaseException:  # Ctrl-C: do not wait
             self._start_anew(keep=False)
             raise
 
@@ -211,16 +205,14 @@ class GradientReducer:
             self.set_passes(self.passes)
 
     def _hook(self, parameter: Tensor, call: Callable[[Tensor], None]) -> None:
-        """Have `call` told when autograd has added to the gradient."""
+        """Register `call` as the parameter's only hook."""
         if parameter in self._hooks:
             self._hooks[parameter].remove()
         if (handle := hook_leaf(parameter, call)) is not None:
             self._hooks[parameter] = handle
 
     def _came(self, parameter: Tensor) -> None:
-        """A hook of parameters that are new, complete a bucket, or are so large that they are
-        copied while in cache. That of the others is short: see BackwardPass.hook().
-        """
+        """Process a gradient of a parameter that is new, large, or completes a bucket."""
         if self._job is not runtime.latest():
             self._start_anew(keep=True)
         if self._alone:
@@ -234,11 +226,11 @@ class GradientReducer:
         self._look()
         if self._next_is_complete():
             self.overlap.ready()
-            # Not yet: hooks of the script may come after this one, and change the gradient.
+            # Launch at the next hook: later hooks of the script may still change the gradient.
             self._pass.due = self.overlap.active
 
     def _begin_pass(self, parameter: Tensor) -> None:
-        """With the first gradient of a pass, and with the next one after a bucket is complete."""
+        """Begin a pass with its first gradient, or launch buckets after one is complete."""
         if self._job is not runtime.latest():
             self._start_anew(keep=True)
         if self._alone:
@@ -250,7 +242,7 @@ class GradientReducer:
                 self._launch_complete()
 
     def _refuse_second_sum(self, first: Tensor) -> None:
-        """A mean of gradients that are equal on all ranks is what they were. A sum is not."""
+        """Raise if summed gradients would be summed again; a repeated mean changes nothing."""
         if not self._rounds or self._options.op == AVERAGE:
             return
         bucket, index = self._places.get(first, (None, 0))
@@ -264,7 +256,7 @@ class GradientReducer:
             )
 
     def _end_pass(self) -> None:
-        """The pass has ended; collective and blocking if it was the last one of the round."""
+        """Handle the end of a pass; collective and blocking if it was the round's last one."""
         if self._job is not runtime.latest() or self._alone:
             return
         self._look()
@@ -274,7 +266,6 @@ class GradientReducer:
             self.reduce()
 
     def _look(self) -> None:
-        """Work off what arrived."""
         arrived = self._arrived[:]
         del self._arrived[: len(arrived)]
         if arrived and not self._count_run(arrived):
@@ -282,7 +273,7 @@ class GradientReducer:
                 self._count(parameter)
 
     def _count_run(self, arrived: Sequence[Tensor]) -> bool:
-        """The everyday case: neighbours in a bucket, in its order, cost no look at each."""
+        """Count gradients at once if they are neighbours in a bucket, in order: the usual case."""
         place = self._places.get(arrived[0])
         if place is None or self.passes != 1:
             return False
@@ -290,7 +281,7 @@ class GradientReducer:
         if not bucket.take_run(index, list(map(id, arrived))):
             return False
         self._touched = True
-        if arrived[-1].numel() >= HOT_COUNT:  # its hook led here: those before are small
+        if arrived[-1].numel() >= HOT_COUNT:  # only the last can be large: its hook led here
             bucket.packing.adopt(index + len(arrived) - 1)
         return True
 
@@ -334,7 +325,7 @@ class GradientReducer:
         self._complete()
         sparse = [(p, self._start_sparse(p)) for p in self._sparse]
         if len(self._places) + len(self._sparse) < len(self._known):
-            # On all ranks in the same step; else they wait, and the stall inspector tells.
+            # On all ranks in the same step; else they wait, and the stall inspector reports it.
             new = [p for p in self._known if p not in self._places and p not in self._sparse]
             sparse += self._extend(new)
         self._begun = True
@@ -358,13 +349,13 @@ class GradientReducer:
             add_levels(tracer, name, record)
 
     def _complete(self) -> None:
-        """Launch what is left, with zeros where a gradient is missing."""
+        """Launch the remaining buckets, with zeros for missing gradients."""
         for bucket in self._buckets[self._next :]:
             self._launch(bucket)
         self._next = len(self._buckets)
 
     def _extend(self, new: Sequence[Tensor]) -> list[tuple[Tensor, Callable[[], Tensor]]]:
-        """Agree on the order of new parameters, make their buckets, and launch these."""
+        """Agree on the order of new parameters, make their buckets, and launch them."""
         assert self._comm is not None and self._job is not None and self._stand_in is not None
         for parameter in new:
             self._order.setdefault(parameter)
@@ -383,8 +374,7 @@ class GradientReducer:
         begun = [(parameter, self._start_sparse(parameter)) for parameter in sparse]
         light = self._pass.hook(self._arrived.append)
         self._sparse.update(dict.fromkeys(sparse))
-        # All of them before the first is launched: a compression may fail, and must not leave out
-        # what comes after.
+        # Make all before the first launch: a compression may fail, and must not skip buckets.
         for members in split(ordered, self._options.groups, self._options.bucket_cap_mb):
             number = len(self._buckets)
             bucket = Bucket(
@@ -402,7 +392,7 @@ class GradientReducer:
             self._buckets.append(bucket)
             self._stand_in.collectives.append(bucket.collective)
         if all(bucket.collective.device.type == "cpu" for bucket in self._buckets):
-            self.overlap.begin(len(self._buckets))  # a device's streams run beside backward anyway
+            self.overlap.begin(len(self._buckets))  # device streams run beside backward anyway
         self._complete()
         return begun
 
@@ -414,8 +404,9 @@ class GradientReducer:
         return sparse_allreduce_async(parameter.grad, name, options.op, options.process_set)
 
     def _follow_job(self) -> Comm:
-        """The communicator of the buckets; collective when a new one is made. Raises
-        HorovodInternalError where named operations have failed: the job is over then.
+        """Return the communicator of the buckets; collective if it is new.
+
+        Raises HorovodInternalError if named operations have failed, since the job is over then.
         """
         job = runtime.current()
         if self._job is not job:
@@ -435,9 +426,7 @@ class GradientReducer:
         return self._comm
 
     def _start_anew(self, *, keep: bool) -> None:
-        """As if no gradient had come yet, in the job of now; local. keep: gradients their values;
-        not after an error, when those in buckets may still change.
-        """
+        """Reset to no gradients, in the current job; local. Do not `keep` values after an error."""
         for bucket in self._buckets:
             bucket.packing.release(keep=keep)
         if self._job is not None and self._stand_in is not None:
@@ -459,12 +448,11 @@ class GradientReducer:
         self._end_round()
 
     def _reduce_open(self) -> None:
-        """Before this rank joins: gradients that came and were not used."""
         if self._job is runtime.latest() and self.open:
             self.reduce()
 
     def _abandon_trial(self) -> None:
-        """Ranks have joined, and do not step; on all ranks after each such round."""
+        """Stop the trial, as ranks have joined and do not step; on all ranks after such a round."""
         self.overlap.abandon()
         if self.guard is not None:
             self.guard.restart()

@@ -1,10 +1,9 @@
-"""Rounds of an optimizer in which ranks that have joined take part with zeros.
+"""StandIn: rounds of an optimizer in which joined ranks take part with zeros.
 
-Owns what is called on the optimizer's communicator for that. A rank that has joined calls a
-collective of its own where others call that of a bucket; as ranks compare what they call before
-data moves, all learn of it from that very call, and nothing has to be asked while no rank has
-joined. So it goes with each bucket of the round; then ranks tell who has joined, and make the round
-again, together.
+A joined rank calls a collective of its own instead of a bucket's. Ranks compare what they call
+before data moves, so all learn of the join from this call, and nothing is asked while no rank has
+joined. This happens for each bucket of the round; then the ranks tell who has joined, and repeat
+the round together.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ _WHO = "optimizer join"
 
 
 def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
-    """Wait for the collectives of all buckets, made again where ranks have joined, and make the
-    gradients those of all ranks; whether ranks have joined. Collective, blocking. Raises as
-    Handle.wait().
+    """Wait for all buckets, repeat them if ranks have joined, and set the gradients.
 
-    Who has joined differs from the others in every bucket, so the first one tells. Any other
-    difference is an error of the program, which waiting for more would hide.
+    Collective, blocking. Returns whether ranks have joined; raises as Handle.wait(). A join causes
+    a mismatch in every bucket, so the first one shows it. Any other mismatch is a program error,
+    which waiting for more would hide.
     """
     mismatch = buckets[0].wait() if buckets else None
     if mismatch is not None and not tells_of_join(mismatch):
@@ -62,8 +60,9 @@ def tells_of_join(error: HsgdError) -> bool:
 
 
 def _anybody_joined(comm: Comm, *, own: bool) -> bool:
-    """Return whether any rank has joined; collective, blocking. Raises SignatureMismatch if ranks
-    called something else.
+    """Return whether any rank has joined; collective, blocking.
+
+    Raises SignatureMismatch if ranks called something else.
     """
     joined = bytearray([own])
     comm.allreduce(joined, "max", joined, _WHO)
@@ -71,10 +70,10 @@ def _anybody_joined(comm: Comm, *, own: bool) -> bool:
 
 
 class StandIn:
-    """What a rank does for one optimizer when it has joined.
+    """The part of a joined rank in one optimizer.
 
-    before: called first. taken_part: called after each round of the others. Holds none of the
-    optimizer's memory: ranks forget an optimizer at different times, and each takes part until the
+    `before` is called first, `taken_part` after each round of the others. It holds none of the
+    optimizer's memory: ranks drop an optimizer at different times, and each takes part until the
     job ends.
     """
 
@@ -82,13 +81,14 @@ class StandIn:
         self, comm: Comm, before: Callable[[], None], taken_part: Callable[[], None]
     ) -> None:
         self.collectives: list[Collective] = []
-        """Of the optimizer's buckets, in order."""
+        """Those of the optimizer's buckets, in order."""
         self._comm = comm
         self._before, self._taken_part = before, taken_part
 
     def __call__(self) -> None:
-        """Take part until all ranks have joined; collective, blocking. Raises HorovodInternalError
-        when one is lost, or does something else.
+        """Take part until all ranks have joined; collective, blocking.
+
+        Raises HorovodInternalError if a rank is lost or calls something else.
         """
         self._before()
         try:
@@ -105,7 +105,7 @@ class StandIn:
                     collective.run_with_zeros()
                 self._taken_part()
         except BaseException as error:
-            self._comm.close()  # or the others would wait for this rank
+            self._comm.close()  # else the others would wait for this rank
             if isinstance(error, HsgdError):
                 raise HorovodInternalError(str(error)) from error
             raise
@@ -113,7 +113,7 @@ class StandIn:
     def _all_joined(self) -> bool:
         try:
             meet(self._comm, _JOINED)
-        except SignatureMismatch:  # met a bucket of the others
+        except SignatureMismatch:  # another rank called a bucket's collective
             return False
         return True
 
@@ -122,9 +122,9 @@ class StandIn:
 def standing_in(
     optimizers: Sequence[Callable[[], None]], failed: Callable[[str], None]
 ) -> Iterator[None]:
-    """Run each of these, a StandIn, in a thread of its own within the block; they have ended
-    when it is left without an error. failed: told why, when one of them fails; what it raised is
-    then raised in place of what the context raises.
+    """Run each StandIn in its own thread within the block, and join the threads at its end.
+
+    If one fails, `failed` is called with the reason, and its error replaces the block's.
     """
     errors: list[BaseException] = []
 
@@ -135,7 +135,7 @@ def standing_in(
             errors.append(error)
             failed(str(error))
 
-    # Daemons: they must not outlive a program that is interrupted while it waits for the others.
+    # Daemons, so that they do not outlive an interrupted program.
     threads = [
         threading.Thread(target=run, args=(optimizer,), name="hsgd.torch join", daemon=True)
         for optimizer in optimizers

@@ -1,3 +1,3 @@
-"""The job between init() and shutdown(): ranks, process sets, timeline, and Horovod beside it."""
+"""The job between init() and shutdown(): ranks, process sets, timeline, and Horovod's own path."""
 
 __all__: list[str] = []

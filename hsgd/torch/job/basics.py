@@ -1,7 +1,6 @@
-"""init, shutdown, ranks and sizes, and what was built: Horovod's basic names.
+"""Horovod's basic functions: init, shutdown, ranks and sizes, and what was built.
 
-Owns the arguments of init(). Where no job is initialized, the others raise ValueError as Horovod's
-do.
+Without a job they raise ValueError, as Horovod's do.
 """
 
 from __future__ import annotations
@@ -56,14 +55,17 @@ __all__ = [
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Set up the job; collective, blocking. A second call does nothing.
 
-    comm: an mpi4py communicator, ranks of MPI.COMM_WORLD, which alone make the call, or an
-    hsgd.Comm, which is then closed by shutdown(); None is MPI.COMM_WORLD, or under torchrun all its
-    workers, without MPI.
-    process_sets: sets to register, the same on all ranks, or "dynamic" to add them later.
-    Raises ValueError for sets that are there twice, and for ranks that are not in MPI.COMM_WORLD or
-    without this one; CollectiveTimeout where one of them does not come; MissingExtra without
-    mpi4py, LaunchError when the MPI libraries do not agree, or MPI sees one rank where the launcher
-    started more.
+    Args:
+        comm: an mpi4py communicator, a list of ranks of MPI.COMM_WORLD, which alone make the call,
+            or an hsgd.Comm, which shutdown() closes. None is MPI.COMM_WORLD, or under torchrun all
+            its workers, without MPI.
+        process_sets: sets to register, equal on all ranks, or "dynamic" to add them later.
+
+    Raises:
+        ValueError: a set is duplicate, or ranks are not in MPI.COMM_WORLD or lack this one.
+        CollectiveTimeout: a rank does not make the call.
+        MissingExtra: mpi4py is missing.
+        LaunchError: the MPI libraries differ, or MPI sees one rank of several started ones.
     """
     if runtime.is_initialized():
         return
@@ -96,7 +98,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def _start(comm: Any, settings: HorovodSettings, agent: AgentLink | None) -> runtime.Runtime:
-    """The job. Under an agent with the ranks that are left, where some are lost meanwhile."""
+    """Return the job; under an agent, retry with the remaining ranks if some are lost."""
     while True:
         try:
             job = runtime.start(_communicator(comm), settings, _threads_supported)
@@ -116,9 +118,7 @@ def _start(comm: Any, settings: HorovodSettings, agent: AgentLink | None) -> run
 
 
 def _report(job: runtime.Runtime) -> None:
-    """Print the counters of this rank, unless it leaves by an error: a thread may hold them then,
-    in a collective that waits for this rank.
-    """
+    """Print this rank's counters, except after an error, when a waiting thread may hold them."""
     if failing_with() is not None:
         return
     with contextlib.suppress(HsgdError):  # a communicator is closed already
@@ -126,12 +126,12 @@ def _report(job: runtime.Runtime) -> None:
 
 
 def shutdown() -> None:
-    """Close the job; local. Operations that are open fail, here and on other ranks."""
+    """Close the job; local. Open operations fail, here and on other ranks."""
     runtime.stop()
 
 
 def is_initialized() -> bool:
-    """Return whether init() was called, and shutdown() was not; local."""
+    """Return whether there is a job between init() and shutdown(); local."""
     return runtime.is_initialized()
 
 
@@ -188,12 +188,12 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Return False: hsgd has no use for gloo."""
+    """Return False: hsgd does not use gloo."""
     return False
 
 
 def gloo_built() -> bool:
-    """Return False: hsgd has no use for gloo."""
+    """Return False: hsgd does not use gloo."""
     return False
 
 
@@ -223,28 +223,25 @@ def rocm_built() -> bool:
 
 
 def metrics() -> Counters:
-    """Return what this rank's collectives did since init(): calls, bytes, seconds; local.
-
-    Not a name of Horovod's.
-    """
+    """Return calls, bytes and seconds of this rank's collectives since init(); hsgd only; local."""
     return runtime.current().metrics()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write a trace of what this rank does to `file_path`, on ranks from 1 with the rank behind a
-    dot; local. `mark_cycles` is taken for Horovod's sake: there are no cycles.
+    """Write a trace of this rank to `file_path`, with ".rank" appended from rank 1 on; local.
+
+    `mark_cycles` is ignored, since hsgd has no cycles.
     """
     operation_timeline.start(runtime.current(), file_path)
 
 
 def stop_timeline() -> None:
-    """End the trace, and its file; local. Does nothing when there is none."""
+    """End the trace and close its file, if there is one; local."""
     runtime.current()
     operation_timeline.stop()
 
 
 def _communicator(comm: Any) -> Any:
-    """What hsgd.world.init() takes."""
     if comm is None or isinstance(comm, Comm):
         return comm
     if not isinstance(comm, Iterable):
@@ -290,7 +287,7 @@ def _register(job: runtime.Runtime, process_set: ProcessSet, index: int) -> None
 
 
 def _ranks_of(comm: Any) -> list[int]:
-    """The ranks of an mpi4py communicator in the job's, which is COMM_WORLD or as large."""
+    """Return the ranks in the job of an mpi4py communicator."""
     from mpi4py import MPI
 
     group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()

@@ -1,8 +1,4 @@
-"""What Horovod itself does for hsgd.torch: tensors on accelerators other than CUDA.
-
-Owns the loading of Horovod, when it is first needed. Where it is not installed, or cannot do it,
-raises one clear error.
-"""
+"""Horovod's own path, for tensors on accelerators other than CUDA; loads Horovod when needed."""
 
 from __future__ import annotations
 
@@ -19,10 +15,9 @@ __all__ = ["for_device"]
 
 
 def for_device(device: torch.device, what: str) -> Any:
-    """Return horovod.torch for tensors on a device, initialized over all ranks of the job; the
-    first call is collective.
+    """Return horovod.torch, initialized over the job's ranks, for tensors on a device.
 
-    Without the interposer: what Horovod does here is nothing that it would take.
+    The first call is collective. The interposer is not involved.
 
     Raises:
         ValueError: Horovod is not installed, or was not built for this device.
@@ -50,7 +45,7 @@ def for_device(device: torch.device, what: str) -> Any:
 
 @functools.cache
 def _horovod() -> Any:
-    """The module horovod.torch; None if it is not installed, or its name is hsgd's."""
+    """Return the module horovod.torch; None if it is not installed, or is hsgd's."""
     libraries = () if as_horovod.is_on() else preload.horovod_libraries()
     if not any(path.parent.name == "torch" for path in libraries):
         return None

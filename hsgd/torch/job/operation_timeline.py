@@ -1,8 +1,4 @@
-"""The timeline of hsgd.torch: from operations and buckets to events.
-
-Owns the file that is being written, if there is one. Never slows an operation down by more than an
-append to a list and a reading of counters.
-"""
+"""The timeline of hsgd.torch: events of operations and buckets in a file."""
 
 from __future__ import annotations
 
@@ -15,14 +11,15 @@ from hsgd.torch.negotiation.coordinator import Operation
 
 __all__ = ["add_levels", "start", "stop"]
 
-_KEPT = 4096  # collectives that may end before somebody looks at them
+_KEPT = 4096  # records of collectives that are kept until they are read
 
 _running: list[tuple[Runtime, Timeline]] = []
 
 
 def start(job: Runtime, file_path: str) -> None:
-    """Write to `file_path`, on ranks from 1 with the rank behind a dot, until stop(); local. One
-    that runs is ended. Raises OSError for a path that cannot be written.
+    """Write a timeline until stop(), which ends a running one first; local.
+
+    `file_path` gets ".rank" appended from rank 1 on. Raises OSError if it cannot be written.
     """
     stop()
     rank = job.comm.rank
@@ -43,7 +40,7 @@ def start(job: Runtime, file_path: str) -> None:
 
 
 def stop() -> None:
-    """Write what there is; local."""
+    """Write the rest and close the file; local."""
     while _running:
         job, timeline = _running.pop()
         job.observer = job.tracer = None
@@ -52,7 +49,7 @@ def stop() -> None:
 
 
 def add_levels(add: Callable[..., None], name: str, record: Record) -> None:
-    """Add the levels of one collective as events, by `add`, which is Timeline.add()."""
+    """Add the levels of one collective as events, by `add`, which is Timeline.add(); local."""
     levels = {
         "intra reduce": record.intra_reduce,
         "inter": record.inter,

@@ -1,7 +1,4 @@
-"""Process sets: groups of ranks that run collectives among themselves.
-
-Owns ProcessSet, which is what scripts hold; what a set does is in the runtime that registered it.
-"""
+"""ProcessSet: a group of ranks that runs collectives, as scripts hold it."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_proces
 
 
 class ProcessSet:
-    """Ranks of the job that run collectives together; give it to init() or add_process_set().
+    """Ranks of the job that run collectives together, for init() or add_process_set().
 
-    ranks_or_comm: global ranks, or an mpi4py communicator (for init() only).
+    `ranks_or_comm`: global ranks, or an mpi4py communicator (for init() only).
     """
 
     process_set_id: int | None = None
@@ -42,16 +39,13 @@ class ProcessSet:
         self.ranks = ranks
 
     def size(self) -> int | None:
-        """Return how many ranks are in the set; None when it is not registered."""
+        """Return the number of ranks in the set; None if it is not registered."""
         if self.process_set_id is None:
             return None
         return len(runtime.current().members(self.process_set_id))
 
     def rank(self) -> int | None:
-        """Return the rank in the set; None when it is not registered.
-
-        Raises ValueError outside of it.
-        """
+        """Return the rank in the set, None if unregistered; raises ValueError on other ranks."""
         if self.process_set_id is None:
             return None
         job = runtime.current()
@@ -61,7 +55,7 @@ class ProcessSet:
         return members.index(job.comm.rank)
 
     def included(self) -> bool | None:
-        """Return whether this rank is in the set; None when its ranks are not known yet."""
+        """Return whether this rank is in the set; None if its ranks are not known yet."""
         if self.ranks is None:
             return None
         return runtime.current().comm.rank in self.ranks
@@ -80,8 +74,8 @@ global_process_set.process_set_id = 0
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Register a process set after init(); collective over all ranks, blocking.
 
-    Needs init(process_sets="dynamic") or HOROVOD_DYNAMIC_PROCESS_SETS=1. Raises ValueError without
-    it, and for ranks that form a set already.
+    Raises ValueError for a duplicate set, and without init(process_sets="dynamic") or
+    HOROVOD_DYNAMIC_PROCESS_SETS=1.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added.ranks is None:
@@ -96,8 +90,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a process set away; collective over all ranks, blocking. Returns whether it was there;
-    the global one stays.
+    """Remove a process set; collective over all ranks, blocking. Returns whether it existed.
+
+    The global set stays.
     """
     number = process_set.process_set_id
     if number is None or number == 0:

@@ -1,8 +1,4 @@
-"""The job as hsgd.torch sees it, between init() and shutdown().
-
-Owns the only module state of the package: the Runtime with its process sets, their coordinators,
-and the stall inspector. Never looks into tensors.
-"""
+"""Runtime: the job of hsgd.torch between init() and shutdown(), with its process sets."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ UNINITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 @dataclass(frozen=True)
 class RankPosition:
-    """Where a rank is, in Horovod's terms: cross ranks count the nodes that have its local rank."""
+    """A rank's position in Horovod's terms; a cross rank counts nodes that have the local rank."""
 
     local_rank: int
     local_size: int
@@ -55,16 +51,13 @@ class RankPosition:
 
 
 class Unnamed:
-    """Numbers for operations without a name, which ranks count alike as long as they call alike.
-    Several threads may take them.
-    """
+    """Numbers for unnamed operations, equal on all ranks that make the same calls; thread-safe."""
 
     def __init__(self) -> None:
         self.used = 0
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """Return the next number."""
         with self._lock:
             self.used += 1
             return self.used - 1
@@ -80,7 +73,7 @@ class _Set:
 
 
 class _NewSet(Operation):
-    """Makes the communicator of a process set, in an order that all ranks agree on."""
+    """An operation that makes a process set's communicator, in an order that all ranks share."""
 
     kind = "process_set"
 
@@ -93,15 +86,15 @@ class _NewSet(Operation):
         return Signature(self.kind, detail=str(self.ranks))
 
     def run(self, comm: Comm) -> None:
-        meet(comm, self.name)  # split() itself is not compared with other calls
+        meet(comm, self.name)  # ranks do not compare split() with other calls
         included = comm.rank in self.ranks
         self.result = comm.split(0 if included else None, key=comm.rank)
 
 
 class Runtime:
-    """Collective, blocking: all ranks of `comm` make it together.
+    """The job; made collectively by all ranks of `comm`, blocking.
 
-    comm: closed by close(). threaded: whether other threads may call the core.
+    `comm` is closed by close(). `threaded`: other threads may call the core.
     """
 
     def __init__(self, comm: Comm, settings: HorovodSettings, threaded: bool) -> None:
@@ -109,17 +102,17 @@ class Runtime:
         self.settings = settings
         self.threaded = threaded
         self.watched: list[Callable[[], list[tuple[str, float]]]] = []
-        """What else has operations open over all ranks: names, and since when."""
+        """Further sources of open operations over all ranks: names and start times."""
         self.joining: list[Callable[[], None]] = []
-        """What join() runs, each in a thread of its own: returns when all ranks have joined."""
+        """Functions that join() runs in threads; each returns when all ranks have joined."""
         self._privates: list[Comm] = []
         self.observer: Callable[[Operation, Sequence[Record]], None] | None = None
-        """Told of operations that ended, and of what their collectives spent time on."""
-        self.endings: list[Callable[[], None]] = []
-        self.on_abort: list[Callable[[], None]] = []  # local, from any thread
-        """Called when the job ends, before anything is closed."""
+        """Called with each finished operation and the records of its collectives."""
+        self.endings: list[Callable[[], None]] = []  # called when the job ends, before it closes
+        self.on_abort: list[Callable[[], None]] = []
+        """Called by abort(); each must be local, and may run in any thread."""
         self.tracer: Callable[..., None] | None = None
-        """Told of what else took time, as Timeline.add()."""
+        """Called with other durations, as Timeline.add()."""
         self._kept_records = 0
         self._records: dict[str, list[Record]] = {}
         self._numbers = itertools.count(1)
@@ -133,24 +126,19 @@ class Runtime:
             self._inspector = StallInspector(control, settings, self._open, self.members, self._end)
 
     def members(self, number: int) -> list[int]:
-        """Return the global ranks of a process set; local.
-
-        Raises ValueError for one that is not there.
-        """
+        """Return the global ranks of a process set, or raise ValueError if it is unknown; local."""
         found = self._sets.get(number)
         if found is None:
             raise ValueError("Process set does not exist or has not been registered.")
         return found.ranks
 
     def process_sets(self) -> dict[int, list[int]]:
-        """Return number and global ranks of each process set; local."""
         return {number: known.ranks for number, known in self._sets.items()}
 
     def coordinator(self, number: int | None, what: str) -> Coordinator:
-        """Return that of a process set that this rank is in; local.
+        """Return the coordinator of a process set that this rank is in; local.
 
-        Raises ValueError in Horovod's words, and TypeError for a set without a number, as Horovod
-        does.
+        As Horovod, raises ValueError for unknown sets, TypeError for a set without a number.
         """
         if number is None:
             raise TypeError(
@@ -168,12 +156,12 @@ class Runtime:
         return found.coordinator
 
     def next_unnamed(self, number: int | None) -> int:
-        """Return a number for an operation without a name, alike on the ranks of a set; local."""
+        """Return a number for an unnamed operation, equal on the ranks of a set; local."""
         found = None if number is None else self._sets.get(number)
         return -1 if found is None else found.unnamed.take()
 
     def unnamed(self, number: int | None) -> Unnamed:
-        """Return the numbers of operations without a name of a process set; local."""
+        """Return the numbers of a process set's unnamed operations; local."""
         return self._sets[number or 0].unnamed
 
     def add_process_set(self, ranks: Sequence[int]) -> int | None:
@@ -182,9 +170,7 @@ class Runtime:
         return self.register(ranks)
 
     def register(self, ranks: Sequence[int]) -> int | None:
-        """Make a process set, and return its number, or None if these ranks form one already;
-        collective over all ranks, blocking.
-        """
+        """Make a process set and return its number, None for a duplicate; collective, blocking."""
         wanted = sorted(ranks)
         if not wanted or wanted[0] < 0 or wanted[-1] >= self.comm.size:
             raise ValueError(f"process set {wanted}: give ranks from 0 to {self.comm.size - 1}")
@@ -200,7 +186,7 @@ class Runtime:
         return number
 
     def remove_process_set(self, number: int) -> bool:
-        """Return whether it was there, and take it away; collective over all ranks, blocking."""
+        """Remove a process set and return whether it existed; collective, blocking."""
         self._refuse_static("removing")
         if number not in self._sets:
             return False
@@ -211,7 +197,7 @@ class Runtime:
         return True
 
     def metrics(self) -> Counters:
-        """Return what this rank did in the job, the stall inspector aside; local."""
+        """Return this rank's counters in the job, without the stall inspector's; local."""
         return sum((comm.metrics() for comm in self._comms()), Counters.none())
 
     def keep_records(self, capacity: int) -> None:
@@ -222,10 +208,7 @@ class Runtime:
             comm.keep_records(capacity)
 
     def register_own(self, ranks: Sequence[int]) -> tuple[int | None, list[int]]:
-        """Register sets of which each rank names the one that it is in; collective over all ranks.
-
-        Returns the number and the ranks of this rank's.
-        """
+        """Register sets if each rank names only its own; collective. Returns number and ranks."""
         wanted = sorted(ranks)
         octets = hashlib.blake2b(repr(wanted).encode(), digest_size=8).digest()
         digests = self.comm.allgather(np.frombuffer(octets, np.int64)).tolist()
@@ -238,9 +221,7 @@ class Runtime:
         return numbers[tuple(wanted)], wanted
 
     def private_comm(self, number: int | None, what: str) -> Comm:
-        """Return a communicator of a process set for one user, closed with the job; collective over
-        the set, blocking.
-        """
+        """Return a communicator of a process set until the job closes; collective, blocking."""
         coordinator = self.coordinator(number, what)
         operation = _NewSet(f"{what}.{next(self._private)}", range(coordinator.comm.size))
         self._run(operation, coordinator)
@@ -250,21 +231,21 @@ class Runtime:
         return comm
 
     def abort(self) -> None:
-        """End what waits in the job's communicators with an error; local, from any thread."""
-        with contextlib.suppress(HsgdError, RuntimeError):  # closed just now, or a set comes
+        """Fail waits in the job's communicators; local, from any thread."""
+        with contextlib.suppress(HsgdError, RuntimeError):  # just closed, or a set is added
             for comm in self._comms():
                 comm.abort()
             for function in self.on_abort:
                 function()
 
     def close(self, reason: str) -> None:
-        """Fail what is open and close all communicators; local."""
+        """Fail open operations and close all communicators; local."""
         while self.endings:
             self.endings.pop()()
         if self._inspector is not None:
             self._inspector.close()
         failed = program_failed()
-        with contextlib.ExitStack() as stack:  # all of them, also when one fails
+        with contextlib.ExitStack() as stack:  # close all, even if one fails
             for number in sorted(self._sets):
                 coordinator = self._sets[number].coordinator
                 if coordinator is not None:
@@ -309,7 +290,7 @@ class Runtime:
             return
         there = self._records.setdefault(label, [])
         there += [record for record in comm.take_records() if record.name != ROUND]
-        # What the core ran by itself is one collective, after which more may have ended.
+        # An operation that the core ran has one collective; records of later ones may follow.
         own = there[:1] if operation.queued else there[:]
         del there[: len(own)]
         if operation.queued and own:
@@ -348,9 +329,7 @@ _jobs: list[Runtime] = []
 
 
 def start(comm: Any, settings: HorovodSettings, threaded: Callable[[Comm], bool]) -> Runtime:
-    """Set up the job; collective, blocking. `comm` as for hsgd.world.init(); threaded(comm) as for
-    Runtime.
-    """
+    """Set up the job; collective, blocking. `comm` is as for hsgd.world.init()."""
     if not _jobs:
         world.init(comm)
         try:
@@ -363,7 +342,7 @@ def start(comm: Any, settings: HorovodSettings, threaded: Callable[[Comm], bool]
 
 @atexit.register
 def stop() -> None:
-    """Close the job; local. Does nothing when there is none."""
+    """Close the job, if there is one; local."""
     while _jobs:
         try:
             _jobs.pop().close(
@@ -376,7 +355,7 @@ def stop() -> None:
 
 
 def current() -> Runtime:
-    """Return the job; local. Raises ValueError before init()."""
+    """Return the job, or raise ValueError before init(); local."""
     if not _jobs:
         raise ValueError(UNINITIALIZED)
     return _jobs[0]

@@ -1,3 +1,3 @@
-"""How ranks agree on one order of operations: signatures, rounds, what stalls."""
+"""Agreement of ranks on one order of operations: signatures, rounds, and stalls."""
 
 __all__: list[str] = []

@@ -1,21 +1,15 @@
-"""Coordinator: gives the operations of a process set one order on all its ranks.
-
-Owns the queue of what this rank submitted and has not seen done, and the thread that works on it.
+"""Coordinator: runs the operations of a process set in one order on all its ranks.
 
 Every collective of the core compares what its ranks call before data moves. So ranks simply call
-what they submitted, in their order: where all submitted the same, which is the everyday case, there
-is nothing to negotiate. Where not, all get SignatureMismatch from that same call, and all turn to
-rounds: they exchange what they have submitted (one allgather: shared memory inside a node, leaders
-between nodes), each works out the same plan, and they go through it together. Rounds go on, at
-growing intervals, until no operation waits for a rank; then the first case is back.
+what they submitted, in their order; if all submitted the same, the usual case, no negotiation is
+needed. If not, all get SignatureMismatch from that call and start rounds: they exchange what they
+have submitted (one allgather), each derives the same plan, and they run it together. Rounds
+continue, at growing intervals, until no operation waits for a rank.
 
-Operations that are one collective each go to the core together, as many as there are, and the core
-works off its queue without Python. When ranks turn to rounds, what is still in a queue meets what
-others call, and ends in one of the two ways as well; nobody begins a round before its own queue has
-ended.
-
-No rank can be left out: one that has nothing to do lets the others wait, as what they do first
-needs it anyway, and meets them with whatever it submits next. Never looks into tensors.
+Operations that are one collective each are queued in the core, which runs them without Python. When
+ranks start rounds, operations still queued meet other calls and either succeed or mismatch; no rank
+begins a round before its own queue has ended. A rank without operations lets the others wait, as
+their next operation needs it anyway, and joins the rounds with its next one.
 """
 
 from __future__ import annotations
@@ -36,15 +30,15 @@ from hsgd.torch.negotiation.signature import Signature
 __all__ = ["ROUND", "Coordinator", "Operation"]
 
 _SHORTEST_S, _LONGEST_S = 1e-4, 5e-3  # between rounds while operations wait for a rank
-_LOOK_S = 0.1  # between looks whether the job was ended
+_LOOK_S = 0.1  # between checks whether the job was ended
 ROUND = "hsgd.torch round"
-"""Name of the collective in which ranks tell one another what they have submitted."""
+"""Name of the collective in which ranks exchange what they have submitted."""
 
 
 class Operation:
-    """What can be submitted; kinds of it are in hsgd.torch.operations.
+    """An operation to submit; hsgd.torch.operations has the kinds.
 
-    name: by which ranks find it. `result` is what synchronize() returns.
+    Ranks match operations by `name`; synchronize() returns `result`.
     """
 
     kind = ""
@@ -55,42 +49,42 @@ class Operation:
         self.done = False
         self.error: BaseException | None = None
         self.handle: Handle[Any] | None = None
-        """While the core has it in its queue."""
-        self.background = False  # nobody need wait for it to be run
-        self.queued = False  # the core has run it, or will, without Python
+        """Set while the operation is in the core's queue."""
+        self.background = False  # whether it runs without a call of wait()
+        self.queued = False  # whether the core has run it, or will, without Python
         self.result: Any = None
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of this rank's input."""
         return 0
 
     @property
     def signature(self) -> Signature:
-        """What must be equal on all ranks; asked for only when ranks differ."""
+        """What must be equal on all ranks; read only if ranks differ."""
         return Signature(self.kind)
 
     def run(self, comm: Comm) -> None:
-        """Call the core; blocking. SignatureMismatch leaves the operation as it was."""
+        """Call the core; blocking. SignatureMismatch leaves the operation unchanged."""
         raise NotImplementedError
 
     def start(self, comm: Comm) -> Handle[Any] | None:
-        """Have the core run it, not blocking; None if run() is more than one collective."""
+        """Queue it in the core, not blocking; None if run() is more than one collective."""
         return None
 
     def finish(self, comm: Comm) -> None:
-        """Make the result when the core has run it; local."""
+        """Make the result after the core has run it; local."""
 
 
 class Coordinator:
-    """Runs operations over `comm`, which it owns from here on; several threads may use it.
+    """Runs operations over `comm`, which it owns; thread-safe.
 
-    label: names the process set in threads and reports.
-    threaded: whether another thread may call the core; else operations run in wait().
-    endable: whether end() may be called while ranks wait for one that does not come. Those who wait
-    return then; else the core's deadline counts, and a wait costs a little less.
-    fused: runs operations that may travel together. stand_in: makes, for a rank that has joined,
-    an operation that adds nothing to that of the others.
+    Args:
+        label: names the process set in threads and reports.
+        threaded: other threads may call the core; else operations run in wait().
+        endable: end() may be called while ranks wait for a missing one, and ends their waits.
+            Otherwise the core's deadline counts, and a wait costs a little less.
+        fused: runs operations that may be reduced together.
+        stand_in: makes an operation with zeros for a rank that has joined.
     """
 
     def __init__(
@@ -106,7 +100,7 @@ class Coordinator:
         self.comm = comm
         self.label = label
         self.observer: Callable[[Operation], None] | None = None
-        """Told of each operation that ended well."""
+        """Called with each operation that succeeded."""
         self._fused = fused
         self._stand_in = stand_in
         self._threaded = threaded
@@ -114,18 +108,18 @@ class Coordinator:
         self._changed = threading.Condition()  # guards all that follows
         self._pending: dict[str, Operation] = {}
         self._negotiating = False
-        self._news = False  # something was submitted since the last round
+        self._news = False  # whether operations were submitted since the last round
         self._interval_s = _SHORTEST_S
-        self._busy = False  # a thread is in _step()
+        self._busy = False  # whether a thread is in _step()
         self._sleepers = 0  # threads that wait for an operation that another thread runs
-        self._ended: str | None = None  # why nothing more is taken
+        self._ended: str | None = None  # why no more operations are accepted
         self._thread: threading.Thread | None = None
 
     def submit(self, operation: Operation, *, wake: bool = True) -> None:
         """Add an operation; local, returns at once.
 
-        wake: have the thread run it; else wait() is called for it next.
-        Raises ValueError for a name that is in use, HorovodInternalError after the end.
+        With `wake` the thread runs it; else wait() must be called for it next. Raises ValueError
+        for a name in use, HorovodInternalError after the end.
         """
         operation.submitted_s = time.monotonic()
         with self._changed:
@@ -137,7 +131,7 @@ class Coordinator:
                     "as another tensor that is currently being processed. If you want to request "
                     f"another tensor, use a different tensor name: {operation.name}"
                 )
-            wake = wake or self._endable  # who waits must not be in the core itself
+            wake = wake or self._endable  # the waiting thread must not be inside the core
             operation.background = wake
             self._pending[operation.name] = operation
             self._news = True
@@ -147,7 +141,7 @@ class Coordinator:
                 self._changed.notify_all()
 
     def wait(self, operation: Operation) -> None:
-        """Return when the operation is done; blocking. Its error stays in it."""
+        """Wait until the operation is done; blocking. Its error is stored in it."""
         if operation.background and not operation.done:
             self._hand_over()
             self._settle(operation)
@@ -161,21 +155,21 @@ class Coordinator:
         return operation.done
 
     def pending(self) -> list[tuple[str, float]]:
-        """Return what is submitted and not done: names, and seconds on time.monotonic(); local."""
+        """Return names and submission times (time.monotonic()) of open operations; local."""
         with self._changed:
             return [(op.name, op.submitted_s) for op in self._pending.values()]
 
     @property
     def ended(self) -> str | None:
-        """Reason why nothing more is taken; None while it is. Local."""
+        """Why no more operations are accepted; None while they are. Local."""
         return self._ended
 
     def end(self, reason: str) -> None:
-        """Fail what is open and take nothing more; local. A collective under way goes on."""
+        """Fail open operations and accept no more; local. A running collective continues."""
         self._fail(HorovodInternalError(reason))
 
     def close(self, reason: str) -> None:
-        """Fail what is open, and close the communicator; local. Ranks that wait hear of it."""
+        """Fail open operations and close the communicator, which other ranks notice; local."""
         self.end(reason)
         thread = self._thread
         self.comm.close()
@@ -183,7 +177,7 @@ class Coordinator:
             thread.join()
 
     def _hand_over(self) -> None:
-        """Give the core what it can run by itself and nothing before it waits outside."""
+        """Queue new operations in the core, up to the first that it cannot run by itself."""
         with self._changed:
             if self._negotiating or not self._threaded:
                 return
@@ -206,9 +200,7 @@ class Coordinator:
                 operation.begun_s = operation.submitted_s
 
     def _settle(self, operation: Operation) -> None:
-        """Return when the core has run an operation that it was given; blocking. Several threads
-        may do so.
-        """
+        """Wait for an operation that the core runs; blocking, thread-safe."""
         handle = operation.handle
         if handle is None:
             return
@@ -219,7 +211,7 @@ class Coordinator:
         except SignatureMismatch:
             meets = False
         except Exception as error:
-            for earlier in self._in_queue():  # those have ended before, and perhaps well
+            for earlier in self._in_queue():  # these have ended before, and may have succeeded
                 if earlier is operation:
                     break
                 self._settle(earlier)
@@ -238,15 +230,13 @@ class Coordinator:
                 return
             try:
                 operation.finish(self.comm)
-            except Exception as error:  # no memory: of no concern to the other ranks
+            except Exception as error:  # out of memory, which does not affect other ranks
                 operation.error = error
             self._finish([operation])
         self._tell([operation])
 
     def _wait_for(self, handle: Handle[Any], operation: Operation) -> bool:
-        """Return when the core has run it, or end() was called meanwhile: then False. Raises as
-        Handle.wait().
-        """
+        """Wait as Handle.wait(); return False if end() was called meanwhile."""
         while True:
             try:
                 handle.wait(_LOOK_S if self._endable else None)
@@ -259,14 +249,13 @@ class Coordinator:
                 return True
 
     def _in_queue(self) -> list[Operation]:
-        """What the core was given, in order."""
         with self._changed:
             return [op for op in self._pending.values() if op.handle is not None]
 
     def _negotiate(self) -> None:
         self._negotiating = self._news = True
         self._interval_s = _SHORTEST_S
-        self._start()  # the other ranks count on this one in the rounds
+        self._start()  # the other ranks need this one in the rounds
         self._changed.notify_all()
 
     def _start(self) -> None:
@@ -280,7 +269,7 @@ class Coordinator:
             self._thread.start()
 
     def _work(self, ended: Callable[[], bool], *, sleeper: bool = False) -> None:
-        """Take steps until `ended`. One thread at a time takes them, the others sleep."""
+        """Take steps until `ended`, one thread at a time while others sleep."""
         with self._changed:
             while not ended():
                 if self._busy or not (self._pending or self._negotiating):
@@ -315,7 +304,7 @@ class Coordinator:
         self._hand_over()
         if given := self._in_queue():
             handle = given[-1].handle
-            with contextlib.suppress(HsgdError):  # each operation gets its own below
+            with contextlib.suppress(HsgdError):  # each operation gets its error below
                 if handle is not None:
                     handle.wait()
             for operation in given:
@@ -336,7 +325,7 @@ class Coordinator:
             self._tell([first])
 
     def _round(self) -> None:
-        """All ranks are here together, or will be when the core's queues have ended."""
+        """Run one round; all ranks join it when their core's queues have ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._news, self._interval_s)
             self._news = False
@@ -347,7 +336,7 @@ class Coordinator:
         mine: Table = [(operation.name, operation.signature) for operation in held.values()]
         try:
             tables = self.comm.allgather_object(mine, ROUND)
-        except SignatureMismatch:  # met what another rank's core had in its queue
+        except SignatureMismatch:  # another rank's core still ran its queue
             self._news = True
             return
         plan = RoundPlan(tables)
@@ -390,7 +379,7 @@ class Coordinator:
                 self.observer(operation)
 
     def _break(self, error: BaseException) -> None:
-        """A communicator that failed once is of no more use."""
+        """End after an error, since a communicator that failed is unusable."""
         failure = HorovodInternalError(str(error) or type(error).__name__)
         failure.__cause__ = error
         self._fail(failure)

@@ -1,7 +1,6 @@
 """RoundPlan: what all ranks do in one round of negotiation.
 
-Owns the rules by which tables of submitted operations become an order. Pure: the same tables give
-the same plan, so that every rank works it out for itself and no rank has to tell the others.
+It depends on the tables only, so each rank derives the same plan.
 """
 
 from __future__ import annotations
@@ -13,16 +12,14 @@ from hsgd.torch.negotiation.signature import Signature
 __all__ = ["JOIN", "RoundPlan", "Table"]
 
 Table = Sequence[tuple[str, Signature]]
-"""What one rank has submitted, oldest first."""
+"""Operations that one rank has submitted, oldest first."""
 
 JOIN = "join"
-_FUSED_BYTES = 1 << 16  # of one operation; larger ones gain nothing
+_FUSED_BYTES = 1 << 16  # maximum of one operation; larger ones gain nothing
 
 
 class RoundPlan:
-    """tables: one per rank, in rank order. A rank whose table has JOIN takes part in everything
-    with zeros.
-    """
+    """The plan for tables in rank order; a rank whose table has JOIN takes part with zeros."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = [dict(table) for table in tables]
@@ -30,17 +27,17 @@ class RoundPlan:
         working = [t for t, joined in zip(self._tables, self.joined, strict=True) if not joined]
         everybody = working or self._tables
         self.ready = [name for name in everybody[0] if all(name in table for table in everybody)]
-        """Names that all ranks have submitted, in the order of the first rank that still works."""
+        """Names that all ranks have submitted, in the order of the first working rank."""
         known = {name for table in self._tables for name in table}
         self.leftover = bool(known - set(self.ready))
-        """Whether operations wait for some rank after this round."""
+        """Whether operations still wait for some rank after this round."""
 
     def signature(self, name: str) -> Signature:
-        """Return that of the first rank which submitted the operation."""
+        """Return the signature of the first rank that submitted the operation."""
         return next(table[name] for table in self._tables if name in table)
 
     def error(self, name: str) -> str | None:
-        """Return why an operation that is ready fails on all ranks; None if it does not."""
+        """Return why a ready operation fails on all ranks; None if it does not."""
         first = self.signature(name)
         for table in self._tables:
             if name in table and (words := first.mismatch(table[name])) is not None:
@@ -57,7 +54,7 @@ class RoundPlan:
         return None
 
     def batches(self) -> Iterator[list[str]]:
-        """Return ready names in order; neighbours that may travel together are in one list."""
+        """Yield ready names in order; neighbours that may be fused are in one list."""
         batch: list[str] = []
         shared: tuple[object, ...] | None = None
         for name in self.ready:

@@ -1,7 +1,4 @@
-"""Signature: what must be equal on all ranks for an operation of one name.
-
-Owns the comparison and its words, which follow Horovod's. Never sees tensors.
-"""
+"""Signature: what must be equal on all ranks for an operation, with Horovod's messages."""
 
 from __future__ import annotations
 
@@ -14,12 +11,10 @@ _JOINING = ("allgather", "alltoall")  # rows may differ between ranks
 
 
 class Signature(NamedTuple):
-    """One rank's side of an operation; cheap to pickle."""
+    """One rank's description of an operation; cheap to pickle."""
 
     kind: str
-    """allreduce, adasum, allgather, broadcast, alltoall, reducescatter, barrier, join or
-    process_set.
-    """
+    """Kind of operation, such as "allreduce", "adasum", "barrier", "join" or "process_set"."""
     dtypes: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     """One per tensor of a group."""
@@ -30,12 +25,10 @@ class Signature(NamedTuple):
     """Global rank of the root of a broadcast."""
     detail: str = ""
     device: str = ""
-    """ "cuda" for tensors there."""
+    """For CUDA tensors "cuda", else empty."""
 
     def mismatch(self, other: Signature) -> str | None:
-        """Return why this and another rank's cannot be one operation, in Horovod's words; None if
-        they can.
-        """
+        """Return Horovod's message if another rank's signature does not match, else None."""
         if self.kind != other.kind:
             return (
                 f"Mismatched operations: One rank did an {self.kind.upper()}, but another rank did "
@@ -79,13 +72,13 @@ class Signature(NamedTuple):
         return None
 
     def refusal(self) -> str | None:
-        """Return why the operation cannot be done although all ranks agree; None if it can."""
+        """Return why the operation is impossible although all ranks agree, else None."""
         if self.kind in (*_JOINING, "reducescatter") and () in self.shapes:
             return f"A rank tried to {self.kind.upper()} a rank-zero tensor."
         return None
 
     def partners(self, most_bytes: int) -> tuple[object, ...] | None:
-        """Small reductions with the same value may travel together; None goes alone."""
+        """Return a key; small reductions with equal keys may be fused. None: not fusible."""
         if self.kind != "allreduce" or len(self.shapes) != 1:
             return None
         count = 1

@@ -1,8 +1,4 @@
-"""StallInspector: reports operations that some ranks have submitted and others have not.
-
-Owns one thread and one communicator. All ranks meet there a few times a second and compare what is
-open; the first rank of the job prints. Never touches the operations, but may ask for their end.
-"""
+"""StallInspector: reports operations that some ranks have submitted and others have not."""
 
 from __future__ import annotations
 
@@ -19,20 +15,19 @@ from hsgd.torch.settings import HorovodSettings
 __all__ = ["Open", "StallInspector", "ages", "describe", "missing"]
 
 _PERIOD_S = 0.25
-_LEAVE_S = 5.0  # for a meeting that has begun
+_LEAVE_S = 5.0  # wait for a running exchange at the end
 _log = logging.getLogger("hsgd.torch")
 
 Open = dict[tuple[int, str], float]
-"""What one rank has open: process set and name, and for how many seconds."""
+"""A rank's open operations: seconds since submission, by process set and name."""
 
 
 def missing(
     tables: Sequence[Open], members: Callable[[int], Sequence[int]], least_s: float
 ) -> dict[tuple[int, str], list[int]]:
-    """Return operations that a rank has had open for `least_s`, and the ranks of their process set
-    that have not submitted them; local.
+    """Return operations open for `least_s` on a rank, and the ranks that have not submitted them.
 
-    Ranks that have joined are not missed.
+    Joined ranks do not count as missing; local.
     """
     found: dict[tuple[int, str], list[int]] = {}
     for table in tables:
@@ -67,10 +62,13 @@ def describe(found: dict[tuple[int, str], list[int]], least_s: float) -> str:
 
 
 class StallInspector:
-    """Starts its thread at once.
+    """A thread in which all ranks compare open operations a few times per second; rank 0 reports.
 
-    comm: all ranks of the job; closed by close(). opened: what this rank has open. members: ranks
-    of a process set. end: fails what is open, with the reason.
+    Args:
+        comm: all ranks of the job; closed by close().
+        opened: returns what this rank has open.
+        members: returns the ranks of a process set.
+        end: fails open operations, with the reason.
     """
 
     def __init__(
@@ -91,9 +89,7 @@ class StallInspector:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; waits for a meeting that has begun, but not long for a rank that does not come.
-        The inspectors of other ranks hear that this one has left, and stop as well.
-        """
+        """Stop, after up to 5 s for a running exchange; other ranks' inspectors stop as well."""
         self._stop.set()
         self._thread.join(_LEAVE_S)
         self._comm.close()
@@ -105,7 +101,7 @@ class StallInspector:
             try:
                 tables: list[Open] = self._comm.allgather_object(self._opened(), "hsgd.torch stall")
             except HsgdError:
-                return  # a rank left, or is lost: operations hear of it by themselves
+                return  # a rank left or is lost: operations notice it themselves
             self._inspect(tables)
 
     def _inspect(self, tables: Sequence[Open]) -> None:
@@ -126,6 +122,6 @@ class StallInspector:
 
 
 def ages(pending: Sequence[tuple[str, float]], process_set: int) -> Open:
-    """Return what a coordinator has pending, as one part of Open; local."""
+    """Return a coordinator's pending operations as a part of Open; local."""
     now = time.monotonic()
     return {(process_set, name): now - since for name, since in pending}

@@ -1,3 +1,3 @@
-"""What is done to tensors once all ranks agree: reductions, moves, and those without data."""
+"""Operations on tensors, once all ranks agree: reductions, moves, and those without data."""
 
 __all__: list[str] = []

@@ -1,10 +1,8 @@
-"""Adasum: sums that count once what the vectors of ranks have in common.
+"""Adasum: sums in which common parts of the ranks' vectors count once.
 
-Owns the combination of vectors, over any communicator. Two vectors become
-(1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, of more ranks the first two, the next two, and then
-their results, in a binary tree (Maleki et al., Scaling Distributed Training with Adaptive
-Summation, arXiv:2006.02924). Each rank combines its slice of all vectors; only the products of
-whole vectors go round.
+Two vectors become (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b; more ranks combine in pairs, in a
+binary tree (Maleki et al., Scaling Distributed Training with Adaptive Summation, arXiv:2006.02924).
+Each rank combines its slice of all vectors; only the products of whole vectors are exchanged.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from torch import Tensor
 
 __all__ = ["Adasum", "combine"]
 
-_LEAST_SQUARE = sys.float_info.min**0.5  # of a vector that has a direction, as Horovod's
+_LEAST_SQUARE = sys.float_info.min**0.5  # smaller vectors have no direction, as in Horovod
 Segments = Sequence[tuple[int, slice]]
 
 
 class Adasum(Allreduce):
-    """An allreduce with op Adasum; each tensor of a group has a direction of its own."""
+    """An allreduce with op Adasum; each tensor of a group is combined by itself."""
 
     kind = "adasum"
 
@@ -41,7 +39,7 @@ class Adasum(Allreduce):
         self.publish(outputs)
 
     def start(self, comm: Comm) -> None:
-        """Return None: only run() can."""
+        """Return None, since it is more than one collective."""
         return None
 
     def check(self, tensor: Tensor) -> None:
@@ -51,12 +49,10 @@ class Adasum(Allreduce):
 
 
 def combine(comm: Comm, vectors: Sequence[Tensor], name: str) -> list[Tensor]:
-    """Return Adasum of each vector with those of the other ranks; collective, blocking.
+    """Return Adasum of each vector over any number of ranks; collective, blocking.
 
-    Any number of ranks.
-
-    vectors: flat, of one float dtype, of equal lengths on all ranks. Returns new ones, the same
-    bits on all ranks; half precision is combined in float32.
+    Vectors are flat, of one float dtype, of equal lengths on all ranks. Results are new and bitwise
+    equal on all ranks; half precision is combined in float32.
     """
     lengths = [len(vector) for vector in vectors]
     joined = torch.cat(list(vectors))
@@ -75,7 +71,7 @@ def combine(comm: Comm, vectors: Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 def _tree(comm: Comm, parts: list[Tensor], lengths: Sequence[int], name: str) -> Tensor:
-    """This rank's slice of the result, of its slices of what all ranks gave."""
+    """Return this rank's slice of the result, from its slices of all ranks' vectors."""
     segments = list(_segments(lengths, comm.rank * len(parts[0]), len(parts[0])))
     while len(parts) > 1:
         pairs = list(zip(parts[::2], parts[1::2], strict=False))
@@ -95,7 +91,7 @@ def _tree(comm: Comm, parts: list[Tensor], lengths: Sequence[int], name: str) ->
 
 
 def _segments(lengths: Sequence[int], begin: int, rows: int) -> Iterator[tuple[int, slice]]:
-    """Which vectors lie in a slice of all vectors joined, and where in it."""
+    """Yield the vectors in a slice of all vectors joined, and their places in it."""
     first = -begin
     for number, length in enumerate(lengths):
         place = slice(max(first, 0), min(first + length, rows))
@@ -105,7 +101,7 @@ def _segments(lengths: Sequence[int], begin: int, rows: int) -> Iterator[tuple[i
 
 
 def _factors(products: Tensor) -> Tensor:
-    """[..., 2], of the products a.b, a.a and b.b in [..., 3]."""
+    """Return the factors [..., 2] for the products a.b, a.a and b.b in [..., 3]."""
     squares = products[..., 1:]
     return torch.where(
         squares >= _LEAST_SQUARE, 1.0 - products[..., :1] / squares * 0.5, torch.ones_like(squares)

@@ -1,8 +1,4 @@
-"""DeviceTurn: the place of an operation on CUDA tensors in the order of torch's streams.
-
-Owns the stream on which the operation's thread queues it: after what the submitting thread had
-queued, before what whoever takes the result queues. Never waits for the device.
-"""
+"""DeviceTurn: the place of an operation on CUDA tensors in the order of torch's streams."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ __all__ = ["DeviceTurn", "device_of"]
 
 
 def device_of(tensors: Sequence[Tensor]) -> str:
-    """ "cuda" where tensors lie there, "" in host memory. Raises ValueError for a mixture."""
+    """Return "cuda" or "" for host memory; raises ValueError if tensors are on several devices."""
     if not any(tensor.is_cuda for tensor in tensors):
         return ""
     if len({tensor.device for tensor in tensors}) > 1:
@@ -26,7 +22,10 @@ def device_of(tensors: Sequence[Tensor]) -> str:
 
 
 class DeviceTurn:
-    """Made by the thread that submits the operation, whose tensors are on `device`."""
+    """Orders an operation after work queued by the submitting thread, and before its users' work.
+
+    Made by the thread that submits the operation; it never waits for the device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -36,8 +35,9 @@ class DeviceTurn:
 
     @contextlib.contextmanager
     def taken(self, tensors: Sequence[Tensor], others: Sequence[DeviceTurn] = ()) -> Iterator[None]:
-        """A context that queues on a stream of its own. tensors: that are used there. others: of
-        operations that are run with this one.
+        """Queue work on a new stream in the block; not blocking.
+
+        `tensors` are used there; `others` belong to operations that run together with this one.
         """
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
@@ -54,7 +54,7 @@ class DeviceTurn:
                 turn._taken = end
 
     def order(self, results: Any) -> None:
-        """Have this thread's current stream come after the operation; never blocks."""
+        """Order this thread's current stream after the operation; never blocks."""
         if self._taken is None:
             return
         stream = torch.cuda.current_stream(self.device)

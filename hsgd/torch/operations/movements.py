@@ -1,7 +1,4 @@
-"""Allgather, broadcast and alltoall: operations that move data and compute nothing.
-
-Owns the detour for dtypes that the core does not know: they travel as bytes.
-"""
+"""Allgather, broadcast and alltoall; dtypes unknown to the core are sent as bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class Allgather(TensorOperation):
 
     def move(self, comm: Comm) -> None:
         if (words := self.signature.refusal()) is not None:
-            meet(comm, self.name)  # where other ranks have rows, all learn of it in a round
+            meet(comm, self.name)  # if other ranks have rows, this mismatch starts a round
             self.error = HorovodInternalError(f"{words} ({self.name})")
             return
         label = self.label()
@@ -36,7 +33,7 @@ class Allgather(TensorOperation):
 
 
 class Broadcast(TensorOperation):
-    """root: rank in the process set; global_root is its global rank, for comparison and reports."""
+    """A broadcast; `root` is a rank in the process set, `global_root` is for comparison."""
 
     kind = "broadcast"
 
@@ -72,7 +69,7 @@ class Broadcast(TensorOperation):
 
 
 class Alltoall(TensorOperation):
-    """splits: rows for each rank. The result is a pair: rows, and how many came from each rank."""
+    """An alltoall; the result is a pair of rows and their number from each rank."""
 
     kind = "alltoall"
 
@@ -93,7 +90,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
-    """The tensor, or its rows as bytes."""
     if tensor.dtype in CORE_DTYPES:
         return tensor
     width = math.prod(tensor.shape[1:])
@@ -101,7 +97,7 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 
 def _from_rows(rows: Tensor, like: Tensor) -> Tensor:
-    """Undo _as_rows: any number of rows of the dtype and extents of `like`."""
+    """Undo _as_rows() for any number of rows, with the dtype and extents of `like`."""
     if like.dtype in CORE_DTYPES:
         return rows
     return rows.reshape(-1).view(like.dtype).reshape(rows.shape[0], *like.shape[1:])

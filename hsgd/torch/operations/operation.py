@@ -1,8 +1,4 @@
-"""What all operations on tensors have, and those that move none: barrier and join.
-
-Owns the checks that one rank alone could fail, which are made before others wait for it. Never
-decides when an operation runs.
-"""
+"""TensorOperation, the base of operations on tensors, and barrier and join."""
 
 from __future__ import annotations
 
@@ -22,13 +18,13 @@ __all__ = ["Barrier", "Join", "TensorOperation", "count_write", "meet"]
 
 
 class TensorOperation(Operation, abc.ABC):
-    """An operation on one tensor or on a group of them, which are results or not together."""
+    """An operation on one tensor, or on a group of them that succeeds or fails together."""
 
     def __init__(self, name: str, tensors: Sequence[Tensor], grouped: bool) -> None:
         super().__init__(name)
         for tensor in tensors:
             self.check(tensor)
-        # detach() lets other threads have the GIL, which costs more than all the rest.
+        # detach() releases the GIL, which costs more than everything else here.
         self.inputs = [t.detach() if t.requires_grad else t for t in tensors]
         self.grouped = grouped
         self.device = device_of(tensors)
@@ -41,11 +37,11 @@ class TensorOperation(Operation, abc.ABC):
             raise ValueError("Tensor is required to be contiguous.")
 
     def run(self, comm: Comm) -> None:
-        """Move the tensors, those of a device in the order of its streams."""
+        """Move the tensors; those on a device in the order of its streams."""
         if self.turn is None:
             self.move(comm)
             return
-        meet(comm, self.device_label())  # before anything is queued that cannot be taken back
+        meet(comm, self.device_label())  # before work is queued, which cannot be undone
         with self.turn.taken(self.inputs):
             self.move(comm)
 
@@ -54,7 +50,7 @@ class TensorOperation(Operation, abc.ABC):
         """Call the core; blocking, collective."""
 
     def device_label(self) -> str:
-        """Return all that must be equal on all ranks, as a name that the core compares."""
+        """Return a name, for comparison by the core, of all that must be equal on all ranks."""
         signature = self.signature
         compared = repr(signature._replace(shapes=signature.compared_shapes()))
         return f"{self.name} of {self.device} {zlib.crc32(compared.encode()):08x}"
@@ -77,13 +73,11 @@ class TensorOperation(Operation, abc.ABC):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.inputs)
 
     def label(self) -> str:
-        """Return the name for the core, which compares one tensor's dtype and shape itself."""
+        """Return the name for the core, which itself compares a single tensor's dtype and shape."""
         return self.compared_name() if self.grouped else self.name
 
     def compared_name(self) -> str:
-        """Return the name with what stands for dtypes and shapes, which the core then compares,
-        too.
-        """
+        """Return the name with a checksum of dtypes and shapes, for comparison by the core."""
         signature = self.signature
         compared = repr((signature.dtypes, signature.compared_shapes()))
         return f"{self.name}#{zlib.crc32(compared.encode()):08x}"
@@ -93,7 +87,7 @@ class TensorOperation(Operation, abc.ABC):
 
 
 class Barrier(Operation):
-    """Nothing moves."""
+    """An operation without data."""
 
     kind = "barrier"
 
@@ -102,10 +96,10 @@ class Barrier(Operation):
 
 
 class Join(Operation):
-    """This rank has no more data. The result is the rank that said so last.
+    """Announces that this rank has no more data; the result is the last rank to do so.
 
-    unnamed: how many operations without a name this rank has counted; when it has run, the most of
-    all ranks. Ranks that joined early have counted less.
+    `unnamed` is this rank's number of unnamed operations, and afterwards the maximum of all ranks,
+    since ranks that joined early have counted fewer.
     """
 
     kind = "join"
@@ -124,15 +118,13 @@ class Join(Operation):
 
 
 def count_write(tensors: Sequence[Tensor]) -> None:
-    """Have torch count a write that the core made, as it does its own: autograd and LARS, which
-    keeps the norms of weights, look at that.
-    """
+    """Make torch count a write by the core, for autograd and LARS, which keeps norms of weights."""
     for tensor in tensors:
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
 
 def meet(comm: Comm, name: str) -> None:
-    """Return when all ranks called this with the same name; collective, blocking."""
+    """Wait until all ranks have called this with the same name; collective, blocking."""
     token = bytearray(1)
     comm.allreduce(token, "max", token, name)

@@ -1,7 +1,4 @@
-"""Allreduce and reducescatter of tensors and groups of tensors.
-
-Owns scaling, averaging and packing: tensors of one dtype in a group travel as one array.
-"""
+"""Allreduce and reducescatter of tensors and groups; a group's tensors are packed by dtype."""
 
 from __future__ import annotations
 
@@ -73,14 +70,14 @@ class _Reduction(TensorOperation):
         return tensor if self.scales[0] == 1.0 else _scaled(tensor, self.scales[0])
 
     def _finish(self, output: Tensor, size: int) -> None:
-        """What is left to do after the sum: Horovod averages by its factor, so for integers too."""
+        """Scale after the sum; Horovod averages by a factor, so for integers too."""
         factor = self.scales[1] / size if self.op == AVERAGE else self.scales[1]
         if factor != 1.0:
             output.copy_(_scaled(output, factor))
 
 
 class Allreduce(_Reduction):
-    """outputs: None makes new tensors; `tensors` themselves work in place."""
+    """An allreduce into new tensors, or in place."""
 
     kind = "allreduce"
 
@@ -128,7 +125,7 @@ class Allreduce(_Reduction):
         return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in self.inputs]
 
     def publish(self, outputs: Sequence[Tensor]) -> None:
-        """Make `outputs` the result; in place it is the tensors that were given."""
+        """Set the result to `outputs`, or in place to the given tensors."""
         self.give(outputs if self.given is None else self.given)
         if self.given is not None:
             count_write(self.given)
@@ -142,13 +139,13 @@ class Allreduce(_Reduction):
             self._finish(output, size)
 
     def _core_op(self, tensor: Tensor) -> Op:
-        """What the core does; only unscaled means of floats are means there."""
+        """Return the core's op; only unscaled averages of floats are a "mean" there."""
         mean = self.op == AVERAGE and self.scales == (1.0, 1.0) and tensor.is_floating_point()
         return "mean" if mean else CORE_OPS[self.op]
 
 
 class Reducescatter(_Reduction):
-    """Results are this rank's rows; the first ranks have one more where they cannot be even."""
+    """Results are this rank's rows; if they do not divide evenly, the first ranks have one more."""
 
     kind = "reducescatter"
 
@@ -195,7 +192,7 @@ def _move_fused(operations: Sequence[Any], comm: Comm) -> None:
 
 
 def stand_in(name: str, signature: Signature) -> Operation:
-    """Return what a rank that has joined runs in place of an operation of a signature: zeros."""
+    """Return the operation with zeros that a joined rank runs for a signature."""
     if signature.kind == "barrier":
         return Barrier(name)
     zeros = [
@@ -207,7 +204,7 @@ def stand_in(name: str, signature: Signature) -> Operation:
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
-    """`tensor` times a double, as Horovod rounds: integers are cut."""
+    """Return `tensor` times a double, with Horovod's rounding: integers are truncated."""
     if tensor.is_floating_point():
         return tensor * factor
     return (tensor.double() * factor).to(tensor.dtype)
