@@ -58,15 +58,17 @@ class Layout:
 
 LOCAL = [Layout((count,)) for count in (1, 2, 3, 4)]
 NODES = [Layout(ranks) for ranks in ((2, 2), (2, 1), (1, 1, 1), (2, 2, 2), (1, 1, 1, 1))]
-SHORT = {LOCAL[2], *NODES[:2]}  # one job each
+SHORT, LONG = {LOCAL[2], NODES[1]}, {NODES[0]}  # one job each
 NARROW = {"HSGD_WIRE_DTYPE": "bfloat16"}
 Job = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def wide(layouts: list[Layout]) -> list[Any]:
-    """Cases for parametrize: `make test` takes those of SHORT."""
-    keep = [number for number, layout in enumerate(layouts) if layout in SHORT]
-    return short_form("chaos", layouts, keep)
+    """Cases for parametrize: `make test` takes those of SHORT, `make test-long` those of LONG."""
+    near = [layout for layout in layouts if layout in SHORT | LONG]
+    keep = [number for number, layout in enumerate(near) if layout in SHORT]
+    rest = [layout for layout in layouts if layout not in near]
+    return [*short_form("long", near, keep), *short_form("chaos", rest, ())]
 
 
 @pytest.fixture

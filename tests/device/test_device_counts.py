@@ -15,6 +15,7 @@ from simcuda_build import build
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long  # builds the core once more
 STEPS = 40  # each takes one signal at least
 
 

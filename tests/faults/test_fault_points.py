@@ -33,6 +33,7 @@ from tiers import short_form
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.long  # builds the core once more
 DETECTED_S = 2.0
 TIMEOUT_S = 1.0
 PATIENT_S = 30.0
@@ -311,7 +312,6 @@ def test_a_rank_stopped_at_a_point_is_named_at_the_deadline_and_learns_of_it(poi
             assert (report is None) == (scenario.call == "close"), report
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_does_not_share_its_memory_is_waited_for_once(victim: int) -> None:
     """What is told is that it did not come there, not that it missed the vote on that."""
