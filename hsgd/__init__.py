@@ -127,7 +127,7 @@ def _load_native() -> Any:
 
 
 def _report(error: HsgdError) -> None:
-    """Show the user what the ranks of this node do when a collective has lost a rank."""
+    """Show what the ranks of this node do after a timeout, or a loss if HSGD_DUMP_DIR is set."""
     from hsgd.tools.status import dump
 
     dump.after(error)

@@ -32,7 +32,7 @@ class HsgdError(RuntimeError):
 
 
 class PeerLost(HsgdError, ConnectionError):
-    """A rank died during a collective.
+    """A rank died, or closed what the others use, during a collective or another call.
 
     The communicator is broken; Comm.shrink() makes a new one without that rank.
     """
@@ -98,7 +98,7 @@ class DataError(HsgdError, OSError):
 observers: list[Callable[[HsgdError], object]] = []
 """Functions called with each PeerLost and CollectiveTimeout of the core before it is raised.
 
-They run in the thread that raises it and must neither raise nor block.
+They run in the thread that raises it. They must not raise, nor block for more than a moment.
 """
 
 

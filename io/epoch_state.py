@@ -44,7 +44,7 @@ class EpochState:
     """
 
     def __init__(self, data: DataMap, settings: OrderSettings, cut: Cut, rank: int) -> None:
-        self._data, self._settings, self.cut, self.rank = data, settings, cut, rank
+        self._data, self._settings, self.cut = data, settings, cut
         self.seats: Seats | None = None
         self.epoch, self._cuts, self._chosen = 0, (), True  # the next iteration is epoch 0
         self._made: tuple[tuple[type, int], EpochOrder] | None = None

@@ -55,14 +55,16 @@ def python_tests(files: Sequence[Path]) -> list[Path]:
     tests = {path: path.read_text() for path in sorted(TESTS.rglob("test_*.py"))}
     named = ALWAYS | {f"test_{room}" for room in _rooms(files)}
     if any(PAGES & {path, *path.parents} for path in files):
-        named |= {"test_site"}
+        named |= {"test_site", "test_docs"}
+    named |= {"test_readme"} if ROOT / "README.md" in files else set()
+    named |= {"test_worked_changes"} if any(path.suffix == ".patch" for path in files) else set()
     weigh = _weights(tests.values())
     weights = {test: weigh(text) for test, text in tests.items()}
     near: dict[Path, float] = {}
     for path in files:
         above = path.relative_to(ROOT).parts[:-1]
         named |= {f"test_{path.stem}", *(f"test_{folder}_{path.stem}" for folder in above)}
-        if path in tests or path.suffix not in (".py", ".cpp", ".hpp") or not path.is_file():
+        if path in tests or path.suffix not in {".py", *SUFFIXES["cpp"]} or not path.is_file():
             continue
         names, own = _names(path), weigh(f"{path.relative_to(ROOT)} {path.read_text()}")
         likes = {

@@ -665,7 +665,10 @@ class Comm(Closing):
         )
 
     def _split_mpi(self, color: int, key: int) -> Comm | None:
-        """Split several nodes by MPI, after an allreduce here that names ranks that do not come."""
+        """Split a communicator of several nodes by MPI.
+
+        An allreduce before it names ranks that do not call split.
+        """
         from mpi4py import MPI
 
         if self._mpi == MPI.COMM_NULL:

@@ -71,7 +71,7 @@ def summarize(paths: Iterable[str | Path]) -> str:
 
 
 def document(paths: Iterable[str | Path]) -> dict[str, list[dict[str, str | float | None]]]:
-    """Return the figures of summarize(): "rows" by rank, and "collectives"; same errors."""
+    """Return "rows" and "collectives", the tables of summarize(), for JSON; same errors."""
     return {
         what: [
             {

@@ -69,25 +69,25 @@ class ParameterBox(Closing):
     per chunk: if a process dies during one, the chunks it finished are changed, the others are not,
     and its lock passes on. Different chunks of one read may have seen different changes.
 
-    All methods are local, release the GIL and may be called by several threads. They wait only for
-    the lock of a chunk, which takes microseconds unless its holder is stopped: then they raise
+    Methods of a box of one node are local. All release the GIL and may be called by several
+    threads. They wait only for the lock of a chunk, and between nodes for the owner of values. The
+    lock takes microseconds unless its holder is stopped: then they raise
     CollectiveTimeout, after `timeout_s`, with the name of that process. After close() they raise
     HsgdError.
 
     On several nodes (`over`) each has a copy of the values for reads; a change goes to the nodes
     that own the values, and the new values come back with the reply. So a rank reads its own
-    changes, and those of other nodes up to its node's last change or refresh(). Reads return the
-    version of when this rank last changed or refreshed all values; `version` is the last count that
+    changes, and those of other nodes up to its node's last change or refresh(). A read returns the
+    version at this rank's last change or refresh of all values; `version` is the last count that
     this node received. close() is then collective and comes before that of the Comm: ranks that own
-    values serve the others until these have closed the box too, or are gone. A rank that leaves by
-    an exception, of a `with` block or of the program, does not wait; ranks that use its values then
-    get PeerLost.
+    values serve the others until these have closed the box too, or are gone. A rank does not wait
+    if an exception ends its `with` block or its program; ranks that use its values get PeerLost.
     """
 
     _spread: SpreadBox | None = None  # on several nodes
 
     def __init__(self) -> None:
-        raise TypeError("ParameterBox: use ParameterBox.create or ParameterBox.attach")
+        raise TypeError("ParameterBox: use ParameterBox.create, attach or over")
 
     @classmethod
     def create(
@@ -278,9 +278,9 @@ class ParameterBox(Closing):
         """Move weights and values towards each other, in one pass over memory.
 
         d = rate * (weights - values), weights -= d, and d goes into `delta`, for accumulate();
-        without `delta` it is added to the values in the same pass. EASGD, arXiv:1412.6651,
-        equations 5 and 6. Returns the version that was read at least, and |weights - values|^2 from
-        before.
+        without `delta` it is added to the values, on one node in the same pass. EASGD,
+        arXiv:1412.6651, equations 5 and 6. Returns a version that the values had at least, and
+        |weights - values|^2 from before.
 
         Args:
             weights: C-contiguous, writable CPU arrays of float32, which correspond to the values of

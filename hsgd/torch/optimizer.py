@@ -288,7 +288,8 @@ def DistributedOptimizer(
     if named_parameters is not None:
         named_parameters = list(named_parameters)  # a generator can be read only once
     size = runtime.current().comm.size
-    if op == ADASUM and size > 1 and not node_shared:
+    if op == ADASUM and size > 1 and not node_shared and strategy not in STRATEGIES:
+        refuse_options(strategy, strategy_options)
         wrapped = _behind(AdasumDistributed, optimizer)
         wrapped._names = _names(optimizer.param_groups, named_parameters)
         wrapped._compression, wrapped.process_set = compression, process_set

@@ -65,7 +65,7 @@ class ErrorPolicy:
         )
 
     def take_reason(self) -> str:
-        """Return once why this rank first could not read a batch that was left out; "" for none."""
+        """Return, and clear, why this rank could not read the first batch that it left out; ""."""
         reason, self._reason = self._reason, ""
         return reason
 

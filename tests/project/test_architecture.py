@@ -1,6 +1,7 @@
 """The rooms of the design and the direction of their dependencies, read from the sources.
 
-Owns the tables of folders below, none of files. Never imports what it checks.
+Circles through the `__init__` of a package are not seen, nor what importlib imports. Never imports
+what it checks.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def changed() -> ModuleType:
     [
         ("docs/start/mpi.md", "tests/project/test_site.py"),
         (".ci/site/reference.py", "tests/project/test_site.py"),
-        ("README.md", "tests/project/test_site.py"),
+        ("README.md", "tests/project/test_readme.py"),
         ("hsgd/config.py", "tests/core/test_config.py"),
         ("hsgd/tools/doctor/checkup.py", "tests/launch/test_doctor.py"),
         ("hsgd/optim/large_batch/lars.py", "tests/project/test_sources.py"),
@@ -43,7 +43,7 @@ def test_a_change_leads_to_its_test(changed: ModuleType, file: str, test: str) -
 @pytest.mark.long
 def test_a_page_leads_to_no_test_of_collectives(changed: ModuleType) -> None:
     found = {path.stem for path in changed.python_tests([ROOT / "docs/start/mpi.md"])}
-    assert found == {"test_architecture", "test_sources", "test_site"}
+    assert found == {"test_architecture", "test_sources", "test_site", "test_docs"}
 
 
 def test_a_folder_of_the_core_leads_to_its_native_programs(changed: ModuleType) -> None:

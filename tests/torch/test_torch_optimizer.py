@@ -648,6 +648,24 @@ def test_arguments_without_meaning_for_elastic_averaging_are_refused(ranks: Rank
     on(ranks, 1, elastic_options_that_cannot_be)
 
 
+def strategies_with_another_op(seat: Seat, path: str, size: int) -> None:
+    with job(seat, path, size) as hvd:
+        from hsgd.torch.strategy_table import STRATEGIES
+
+        net = nn.Linear(1, 1)
+        sgd = torch.optim.SGD(net.parameters(), lr=1.0)
+        for strategy in STRATEGIES:
+            with pytest.raises(ValueError, match=f'^strategy="{strategy}" averages; op is'):
+                hvd.DistributedOptimizer(sgd, strategy=strategy, model=net, op=hvd.Adasum)
+        with pytest.raises(ValueError, match=r"^strategy_options are for gossip"):
+            hvd.DistributedOptimizer(sgd, op=hvd.Adasum, strategy_options={"moving_rate": 0.5})
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_adasum_and_a_strategy_that_averages_are_refused_together(ranks: Ranks, size: int) -> None:
+    on(ranks, size, strategies_with_another_op)
+
+
 def train_by_hand(seat: Seat, path: str, size: int) -> list[list[float]]:
     """share_parameters() from rank 1, and an optimizer of hsgd.optim on what it returns."""
     with job(seat, path, size) as hvd:

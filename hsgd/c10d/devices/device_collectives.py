@@ -41,7 +41,10 @@ class DeviceWork(dist.Work):
         self._future: Any = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Order the current stream after the result; never blocks. Raises known errors."""
+        """Make the current stream wait for the result, without blocking the host.
+
+        Raises the error of the collective if it is known to have failed. `timeout` is ignored.
+        """
         self._check()
         torch.cuda.current_stream(self._side.device).wait_event(self._end)
         return True

@@ -1,4 +1,4 @@
-// NCCL alone, chunks between nodes, and looking after those who are waited for.
+// Collectives over NCCL on one node, chunk by chunk between nodes, and checks of awaited ranks.
 #include "device/nccl_path.hpp"
 
 #include <algorithm>

@@ -73,7 +73,10 @@ class Note:
 
 
 def notes_of(pid: int) -> list[Note]:
-    """Return a process's open communicators; OSError, or PageRefused for other versions; local."""
+    """Return the notes of a process's open communicators; local.
+
+    Raises OSError, and PageRefused for pages of another version.
+    """
     return [note for page in _pages(pid) for note in _read(page, pid)]
 
 

@@ -1,4 +1,4 @@
-// What a hsgd_comm is: for the C++ side of the C interface, here, in mpi_setup and in binding.
+// hsgd_comm as C++ sees it, for the rooms of bindings and for device.
 #ifndef HSGD_BINDINGS_C_HANDLES_HPP_
 #define HSGD_BINDINGS_C_HANDLES_HPP_
 

@@ -28,7 +28,7 @@ struct Counts {
 
 const char* name_of(Collective collective);
 void count_taken(Collective collective, uint64_t bytes);
-// A call that MPI makes, whether it succeeds or not. `bytes`: 0 where nobody looked at them.
+// Counts a call that was passed on to MPI, also if it fails; `bytes` is 0 if nobody computed them.
 void count_passed(Collective collective, uint64_t bytes);
 Counts counts_of(Collective collective);
 Counts counts_of_all();

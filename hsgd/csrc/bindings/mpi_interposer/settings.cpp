@@ -114,8 +114,8 @@ struct Settings {
 }  // namespace
 
 const hsgd_options* settings() {
-  // Pairs with the store below: who sees the address sees what was read. No program calls a
-  // collective after MPI_Finalize, so that nobody asks again.
+  // Partner: the store below. A thread that sees the address sees the settings that were read. No
+  // program calls a collective after MPI_Finalize, so that nobody asks again.
   static std::atomic<const hsgd_options*> ready{nullptr};
   if (const hsgd_options* options = ready.load(std::memory_order_acquire)) return options;
   if (!mpi_is_running()) return nullptr;

@@ -24,7 +24,8 @@ struct Place {
   std::vector<int> leader_ranks;  // local ranks of this node's leaders, by lane
   std::vector<int> node_of_rank;  // by world rank; empty on one node
   std::string one_thread;         // why the transport serves one thread only; empty: it does not
-  // Whether the caller's thread may not use the transport, and why; nullptr: any may.
+  // Returns true if this thread must not use the transport, which why_foreign explains. nullptr:
+  // every thread may.
   bool (*is_foreign_thread)() = nullptr;
   std::string why_foreign;
 

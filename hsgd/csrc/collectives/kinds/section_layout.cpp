@@ -1,4 +1,4 @@
-// Sections, pieces and shares.
+// SectionLayout: cuts the section of each node into pieces, and these into shares of leaders.
 #include "collectives/kinds/section_layout.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The descriptors, and reading them.
+// Makes and reads the descriptors that tell whether a process lives.
 #include "core/os/process_life.hpp"
 
 #include <fcntl.h>

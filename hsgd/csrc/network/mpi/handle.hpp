@@ -49,7 +49,7 @@ class OwnComm {
   MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
-// Of leaders and of those who set them up: freed with the last.
+// Shared by leaders and by the code that sets them up; the last owner frees it.
 using SharedComm = std::shared_ptr<const OwnComm>;
 
 // The one object of its type in this process, which MPI destroys: an attribute of MPI_COMM_SELF,

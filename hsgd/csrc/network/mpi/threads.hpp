@@ -21,8 +21,8 @@ int thread_level();
 // Whether MPI may be called by the thread that initialized it only, and this is another one.
 bool is_foreign_thread();
 
-// While it lives, no other thread of hsgd's callers is in MPI, where MPI needs that: taken for
-// calls that return at once, and left by those who wait.
+// A lock that keeps other threads out of MPI, if MPI needs that: held during short calls, and
+// released while a call waits.
 class Turn {
  public:
   explicit Turn(bool needed);

@@ -1,9 +1,9 @@
-// What every node has goes to all.
+// SliceAllgather: each node gets the slices of all nodes.
 //
 // Owns the order of messages. In each round the nodes of a group send one another what they have
 // after earlier ones (recursive doubling, of any radix); with one round that is direct exchange. A
-// node sends and receives (N - 1) / N of the bytes, where all have the same. Never touches flags in
-// shared memory and never blocks.
+// node sends and receives (N - 1) / N of the bytes if all nodes contribute equally. Never touches
+// flags in shared memory and never blocks.
 #ifndef HSGD_NETWORK_ROUNDS_SLICE_ALLGATHER_HPP_
 #define HSGD_NETWORK_ROUNDS_SLICE_ALLGATHER_HPP_
 

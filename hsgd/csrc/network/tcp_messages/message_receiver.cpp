@@ -54,7 +54,7 @@ bool MessageReceiver::begin(ReceiveQueue& queue) {
   return true;
 }
 
-// The rest of the piece, and of the frame behind it as much as is there.
+// Reads the rest of the piece, and as much of the next frame's header as has arrived.
 ssize_t MessageReceiver::take(int fd) {
   iovec parts[2];
   size_t count = 0;

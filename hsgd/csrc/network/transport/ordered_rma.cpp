@@ -103,7 +103,7 @@ class OrderedRma final : public Rma {
     }
   }
 
-  // One step as far as it goes; true when all is done.
+  // Takes the operation as far as it goes now; returns true if it is complete.
   bool advance(Operation& operation) {
     const Notification& notification = operation.notification;
     auto& open = operation.open;

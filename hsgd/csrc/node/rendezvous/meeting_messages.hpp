@@ -95,7 +95,7 @@ struct MeetingMessage {
 MeetingHead words_of(Say say, int rank, int size);
 MeetingHead failure_words(hsgd_status code, int rank, const std::string& message);
 
-// What either side shows of the secret.
+// Write the proof of the secret into a message, and check one.
 void show_proof(const std::string& proof, MeetingHead* head);
 bool is_proof(const MeetingHead& head, const std::string& proof);
 

@@ -12,8 +12,8 @@
 namespace hsgd {
 namespace {
 
-// Larger boxes do not stay in a cache until they are read: what overwrites without having read is
-// streamed then, as ordinary stores first read what they overwrite.
+// Larger boxes do not stay in a cache until they are read. Writes that need no old value then use
+// streaming stores: ordinary ones would load the old line first.
 constexpr size_t kStreamFrom = 8 << 20;
 
 unsigned long long number(uint64_t value) { return value; }

@@ -65,7 +65,7 @@ class HSGD_API NotifiedWindow final {
                       double timeout_s, uint32_t order = 0);
   bool keeps_order() const { return outbox_ != nullptr && outbox_->drives_itself(); }
   bool done(uint64_t ticket);
-  // The same as far as it is known: for those who wait here anyway.
+  // As done(), but does not drive the network: for callers that wait in it anyway.
   bool delivered(uint64_t ticket) const { return outbox_ == nullptr || outbox_->done(ticket); }
   void drain(double timeout_s);
   // The first of `slots` whose version is above its entry of `seen`.
