@@ -1,5 +1,7 @@
-// How ranks agree that they called the same collective: inside a node each looks at all headers;
-// between nodes the first leader exchanges them, and says what came of it.
+// Agreement of Context: checks that all ranks called the same collective.
+//
+// Inside a node each rank reads all headers. Between nodes the first leader exchanges them and
+// publishes the result.
 #include <algorithm>
 
 #include "collectives/context/context.hpp"
@@ -8,7 +10,7 @@
 
 namespace hsgd {
 
-// On one node: throws when ranks differ.
+// Waits on one node for all headers; throws if ranks differ.
 void Context::wait_for_headers() {
   wait_until([&] { return headers_open(); });
   require_agreement();
@@ -20,7 +22,8 @@ void Context::require_agreement() {
   if (stores_.compares()) learn_cost();
 }
 
-// All ranks of the node see the same headers, and so choose alike.
+// Passes the highest cost in the headers to the store tuner. All ranks of the node see the same
+// headers and so make the same choice.
 void Context::learn_cost() {
   uint64_t most = 0;
   for (int rank = 0; rank < place_.local_size; ++rank)
@@ -28,7 +31,7 @@ void Context::learn_cost() {
   stores_.learn(most);
 }
 
-// Between nodes: the first leader has heard from all nodes, and says what came of it.
+// Waits until the first leader has heard from all nodes and has published the result.
 void Context::wait_for_result() {
   wait_until([&] { return group_->has_result(call_.sequence); });
   if (group_->result_status(call_.sequence) == HSGD_ERR_SIGNATURE)
@@ -42,7 +45,8 @@ bool Context::headers_open() {
   return call_.open_seen == place_.local_size;
 }
 
-// All ranks of the node come to the same answer: the first rank that differs from local rank 0.
+// Returns true if all headers of the node agree; otherwise sets `sides` to local rank 0 and the
+// first rank that differs from it. The answer is the same on all ranks of the node.
 bool Context::headers_agree(Call sides[2]) const {
   if (group_->combines() && !group_->differ(call_.sequence)) return true;
   const Signature& first = group_->signature(0, call_.sequence);
@@ -60,7 +64,8 @@ void Context::fail_mismatch(const Call sides[2]) const {
                       side_of(sides[0]), side_of(sides[1]));
 }
 
-// The first leader tells the other nodes what this one called, or that its ranks differ.
+// Starts the exchange of headers: the first leader sends this node's call, or that its ranks
+// differ.
 void Context::start_headers(const Outgoing& outgoing) {
   WireHeader header{};
   header.note = outgoing.note;
@@ -98,7 +103,7 @@ void Context::lead(const std::function<Outgoing()>& collect,
   HSGD_FAULT_POINT("between nodes: result published");
 }
 
-// All nodes come to the same answer, from the same headers.
+// Compares the headers of all nodes; the answer is the same on all nodes.
 hsgd_status Context::judge_headers() {
   const WireHeader& header = links_->headers().header();
   if (header.status == HSGD_OK) return HSGD_OK;
@@ -107,7 +112,7 @@ hsgd_status Context::judge_headers() {
   return HSGD_ERR_SIGNATURE;
 }
 
-// May the pipeline move data? Throws when ranks differ.
+// Returns whether the pipeline may move data. Throws if ranks differ.
 Permission Context::permission(const FirstStepFn& first_step) {
   if (!headers_open()) return Permission::kUnknown;
   if (one_node()) {

@@ -1,4 +1,4 @@
-// A communicator's sizes without a communicator.
+// plan_allreduce(): computes the sizes without a communicator.
 #include "collectives/context/allreduce_plan.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// What an allreduce would do on a cluster that is not here.
+// plan_allreduce(): computes the sizes and rounds of an allreduce on a cluster that need not exist.
 //
-// Owns the putting together of sizes and rounds. Never communicates and never predicts times.
+// Never communicates and never predicts times.
 #ifndef HSGD_COLLECTIVES_CONTEXT_ALLREDUCE_PLAN_HPP_
 #define HSGD_COLLECTIVES_CONTEXT_ALLREDUCE_PLAN_HPP_
 
@@ -10,7 +10,7 @@
 
 namespace hsgd {
 
-// For a float32 sum. Throws Error where the numbers are none of a cluster.
+// Plans a float32 sum. Throws Error if the numbers describe no valid cluster.
 hsgd_allreduce_plan plan_allreduce(const hsgd_options& options, int nodes, int ranks_per_node,
                                    uint64_t bytes);
 

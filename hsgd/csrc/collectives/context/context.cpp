@@ -1,4 +1,4 @@
-// Beginning, waiting and failing.
+// Context: begins a collective, waits, and fails.
 #include "collectives/context/context.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace hsgd {
 namespace {
 
-// FNV-1a over whole words: a change of any one value changes it.
+// Returns an FNV-1a hash over whole words; it changes if any one value changes.
 uint64_t fingerprint_of(const hsgd_options& options, size_t chunk_bytes) {
   uint64_t hash = 14695981039346656037u;
   const uint64_t values[] = {chunk_bytes,
@@ -45,9 +45,10 @@ LocalGroup::Settings settings_for(const Place& place, const NodeMap& map,
       options.process != nullptr ? options.process->watch : std::make_shared<ProcessWatch>();
   settings.wait.spin = options.spin;
   settings.wait.progress = options.progress;
-  // A message over TCP takes up to that long, and no message can end a sleep.
+  // A message over TCP can take this long, and it cannot wake a sleeping rank.
   if (leads) settings.wait.yield_ns = 200'000;
-  settings.wait.all_rings = !leads && options.progress == nullptr;  // all else comes from the node
+  settings.wait.all_rings =
+      !leads && options.progress == nullptr;  // everything else comes from the node
   return settings;
 }
 
@@ -94,24 +95,25 @@ std::unique_ptr<LocalGroup> Context::meet_on_node(const std::string& path, Liste
   });
 }
 
-// Collectives up to the last one that this rank took part in still end well elsewhere: all that it
-// had to send for them is with the transport. MPI may call a small message sent that it still
-// holds; that goes when this process calls MPI again, in MPI_Finalize at the latest.
+// Ends this rank's part. The collectives it took part in still complete on other ranks, because the
+// transport already has all messages for them. MPI may still hold a small message that it reported
+// as sent; it sends that one at this process's next MPI call, in MPI_Finalize at the latest.
 Context::~Context() {
   if (!links_->leads()) return;
-  // Before that nodes count by themselves, and who failed has said why.
+  // During set-up each node counts on its own, and a failed rank has already reported the reason.
   const bool is_set_up = first_sequence_ != 0;
   if (is_set_up) {
     try {
       links_->part(
           {call_.sequence + 1, place_.rank, Parting::kClosed, group_->closing(place_.local_rank)});
-    } catch (const std::exception&) {  // no memory for the words: its connections end without
+    } catch (const std::exception&) {  // out of memory for the message: its connections close
+                                       // without one
     }
   }
   HSGD_FAULT_POINT("close: other nodes told");
   if (links_->quiesce(Deadline(1.0))) return;
-  // A send to a node that hangs is still under way: its buffers must outlive it, so all that may
-  // hold one stays until the process ends.
+  // A send to a hanging node is still in progress and needs its buffers, so all objects that may
+  // hold one stay until the process ends.
   static_cast<void>(links_.release());
   static_cast<void>(group_.release());
 }
@@ -124,8 +126,7 @@ void Context::end_setup(uint64_t collectives) {
   statistics_.wait_ticks = 0;
   stores_.start_with(sizes_.tuning().store);
   setup_watch_ = nullptr;
-  // Nodes do not know one another's; whoever brought them together may have given them a common
-  // one.
+  // Nodes do not know the ids of other nodes; the caller may have set a common one.
   note_.open(one_node() || options_.comm_id == 0 ? group_->id() : options_.comm_id);
 }
 
@@ -159,7 +160,7 @@ std::string Context::what() const {
 
 void Context::open(const Operation& operation, const void* payload, size_t bytes,
                    const std::function<void()>& combine) {
-  const bool own = operation.receive_counts != nullptr;  // no counts that others have, too
+  const bool own = operation.receive_counts != nullptr;  // its counts are known to this rank only
   HSGD_FAULT_POINT("header: not open yet");
   const bool last = group_->open(call_.sequence, operation.signature, operation.label, payload,
                                  bytes, own ? Counts{} : operation.counts, stores_.cost());
@@ -175,7 +176,7 @@ void Context::finish_steps(uint64_t steps) {
   for (auto member : {&Progress::staged, &Progress::reduced, &Progress::gathered}) {
     group_->publish(member, base_);
   }
-  // A leader that had no part in it, too.
+  // Also for a leader that carried no step of this collective.
   if (links_->leads()) group_->publish(&Progress::exchanged, base_, LocalGroup::Audience::kEach);
 }
 
@@ -186,8 +187,8 @@ void Context::skip_steps() {
 
 // --- waiting ---
 
-// Called now and then while this rank waits; the first call starts the deadline, which costs the
-// fast path nothing.
+// Checks for failures; called from time to time while this rank waits. The first call starts the
+// deadline, so the fast path pays nothing for it.
 void Context::check() {
   if (!deadline_) {
     const bool background = background_.load() == std::this_thread::get_id();
@@ -205,9 +206,9 @@ void Context::check() {
   if (!deadline_->passed() && parted == nullptr) return;
   int first = -1;
   std::string who = group_->missing(call_.sequence, &first);
-  // Deadlines pass on all nodes at about the same time; the cause may be a rank of this one.
+  // Deadlines expire on all nodes at about the same time; the cause may be a rank of this node.
   const bool is_late = static_cast<double>(deadline_->remaining_ns()) < 1e8 * options_.timeout_s;
-  // Of a rank of this node others can only guess, by its place; here it is known.
+  // Other nodes can only guess about a rank of this node; here its state is known.
   if (parted != nullptr && parted->how == Parting::kTimedOut && first >= 0 &&
       node_of(parted->rank) == place_.node_rank) {
     throw Error(HSGD_ERR_TIMEOUT, first,
@@ -229,7 +230,8 @@ void Context::check() {
   const std::string line = what() + late(options_.timeout_s, who);
   if (options_.late == nullptr)
     throw Error(HSGD_ERR_TIMEOUT, first, line + "raise HSGD_TIMEOUT_S if this is expected");
-  if (group_->is_first_that_waits()) {  // on each node: no node knows whether others wait, too
+  if (group_->is_first_that_waits()) {  // once per node, because no node knows whether others wait,
+                                        // too
     options_.late((line + "still waiting (set HSGD_TIMEOUT_S to make this an error)").c_str());
   }
   deadline_ = deadline_->renewed(options_.timeout_s);
@@ -251,8 +253,8 @@ std::string Context::who_is_late(int* first) const {
   return text("still waiting for the node of rank %d", *first);
 }
 
-// Another node knows better who of its ranks holds all up: it is given time to say so, and who may
-// hear of that, or knows which node that is, less than who waits for the word of such a one.
+// Returns the extra seconds before a timeout. They give the node with the late rank time to report
+// it. A rank that can hear this report gets less extra time than a rank that waits for such a rank.
 double Context::grace_s() const {
   const double grace = std::min(1.0, options_.timeout_s / 4);
   return links_->awaited_node() >= 0 ? grace : 1.5 * grace;

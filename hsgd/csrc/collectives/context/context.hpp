@@ -1,10 +1,9 @@
-// What collectives are built from: the ranks of the node, the links between nodes, and one
+// Context: gives collectives the ranks of the node, the links between nodes, and agreement on one
 // collective at a time.
 //
-// Owns the sequence of collectives, the comparison of their signatures, waiting with its deadline,
-// and the buffers that all ranks of the node can reach. Knows no collective: those are functions
-// that are given a context. The communicator runs one collective at a time, and none after an
-// error.
+// Owns the sequence of collectives, the comparison of their signatures, the deadline of waits, and
+// the buffers that all ranks of the node can reach. Implements no collective: each is a function
+// that gets a context. The communicator runs one collective at a time, and none after an error.
 #ifndef HSGD_COLLECTIVES_CONTEXT_CONTEXT_HPP_
 #define HSGD_COLLECTIVES_CONTEXT_CONTEXT_HPP_
 
@@ -32,41 +31,42 @@
 
 namespace hsgd {
 
-// Whether data may move. kOnNode: the headers of this node agree, so that its first step may be
-// reduced, and sent beside the headers, but no output be touched. kGranted: all agree.
+// The right to move data. kOnNode: the headers of this node agree; its first step may be reduced
+// and sent together with the headers, but no output may be written. kGranted: all headers agree.
 enum class Permission { kUnknown, kOnNode, kGranted };
 
-// What the first leader tells the other nodes together with the headers.
+// The data that the first leader sends to the other nodes together with the headers.
 struct Outgoing {
   Payload payload;
-  MergeFn merge;                // none: nobody has a payload
-  std::byte* result = nullptr;  // where the payloads of all nodes go, merged
+  MergeFn merge;                // null if no node has a payload
+  std::byte* result = nullptr;  // receives the merged payloads of all nodes
   ExchangeNote note;
-  RoundPayload* first_step = nullptr;  // of a pipeline, in the place of a payload
+  RoundPayload* first_step = nullptr;  // the first step of a pipeline, instead of a payload
 };
 
-// The first step of a pipeline on the first leader, once it may travel with the headers; nullptr:
-// that goes without headers, after them.
+// Returns the first step of a pipeline on the first leader as soon as it can travel with the
+// headers; nullptr if it travels after them, on its own.
 using FirstStepFn = std::function<std::optional<RoundPayload*>()>;
 
 class Context final : private Watch {
  public:
-  // Collective over the node; `path` and `listener` as in meet(). `transport` on leaders only.
-  // `watch`, if any, is looked at while this rank waits, until end_setup().
+  // Connects the ranks of the node; all of them must call it. `path` and `listener` are as in
+  // meet(); `transport` is set on leaders only. While this rank waits, it calls `watch`, if not
+  // null, until end_setup().
   Context(const std::string& path, Listener* listener, Place place,
           std::unique_ptr<Transport> transport, const hsgd_options& options, Watch* watch);
   ~Context() override;
-  // Users count their collectives, and all else, from here on: those of the set-up are
-  // `collectives`, on all nodes the same number.
+  // Ends the set-up: resets what users count. The set-up counts as `collectives` collectives, the
+  // same number on all nodes.
   void end_setup(uint64_t collectives);
 
-  // --- who takes part, and how ---
+  // --- participants and settings ---
   const Place& place() const { return place_; }
   bool one_node() const { return place_.node_count == 1; }
   const NodeMap& map() const { return map_; }
   const RoundSchedule& rounds() const { return rounds_; }
   int local_rank_of(int world_rank) const;  // -1: on another node
-  int node_of(int world_rank) const;        // -1: no rank of this communicator
+  int node_of(int world_rank) const;        // -1: not in this communicator
   const hsgd_options& options() const { return options_; }
   size_t slots() const { return options_.slots; }
   Isa isa() const { return kernels_.isa; }
@@ -83,32 +83,33 @@ class Context final : private Watch {
   Links& links() { return *links_; }
   const Links& links() const { return *links_; }
   Arena& arena() { return arena_; }
-  // Whether buffers were ever allocated; changes in the same collective on all ranks.
+  // Returns true if buffers were ever allocated; changes in the same collective on all ranks.
   bool shares() const { return shares_; }
   void set_shares() { shares_ = true; }
-  std::vector<const void*>& inputs() { return inputs_; }  // one for each node or rank of the node
+  std::vector<const void*>& inputs() { return inputs_; }  // one entry per node or rank of the node
 
-  // --- one collective, which this rank begins, opens and then finishes ---
+  // --- one collective: this rank begins it, opens it, then finishes it ---
   void begin(const Signature& signature, const hsgd_label* label);
   void restart_deadline() { deadline_.reset(); }
-  void forget_label() { call_.label = nullptr; }  // the caller's
+  void forget_label() { call_.label = nullptr; }  // the label belongs to the caller
   uint64_t sequence() const { return call_.sequence; }
   uint64_t user_sequence() const { return call_.sequence - first_sequence_; }
   uint64_t base() const { return base_; }  // pipeline steps so far
   std::string what() const;                // for messages
-  // Publishes the header, and `bytes` of payload beside it. `combine`: called by one rank, once all
-  // ranks of the node have opened it alike and before any is told, where local().combines().
+  // Publishes the header, and `bytes` of payload beside it. If local().combines(), one rank calls
+  // `combine` after all ranks of the node have opened the collective with equal headers and before
+  // any rank is notified.
   void open(const Operation& operation, const void* payload, size_t bytes,
             const std::function<void()>& combine = nullptr);
   bool is_open() const { return group_->is_open(place_.local_rank, call_.sequence); }
-  // This rank needs nothing any more of so many steps, whatever part it had in them.
+  // Declares that this rank has finished with `steps` steps, also if it took no part in them.
   void finish_steps(uint64_t steps);
-  // Has the next `steps` be skipped: what somebody staged for a refused collective is then never
-  // mistaken for a step of a later one.
+  // Skips the steps of a refused collective, so that data staged for it is never read as a step of
+  // a later one.
   void skip_steps();
 
-  // Calls `step`, which must not block, until it says kDone. Throws when that is not to be hoped
-  // for any more.
+  // Calls `step`, which must not block, until it returns kDone. Throws if the wait cannot succeed
+  // any more.
   template <class StepFunction>
   void wait(StepFunction&& step) {
     // MPI makes progress only when it is called.
@@ -122,29 +123,28 @@ class Context final : private Watch {
     wait([&] { return condition() ? Step::kDone : Step::kIdle; });
   }
 
-  // --- agreement: in collectives/context/agreement.cpp. All throw when ranks differ, on all ranks
-  // alike ---
+  // --- agreement, in collectives/context/agreement.cpp: all throw on all ranks if ranks differ ---
   bool headers_open();
   void wait_for_headers();  // on one node
-  // For pipelines, which have more to do than to wait.
+  // Returns the present permission without blocking; for pipelines, which work while they wait.
   Permission permission(const FirstStepFn& first_step = {});
-  // The part of the first leader in a small collective between nodes: `collect` what the ranks here
-  // have put into their cells, when all headers agree, exchange it together with the headers, and
-  // `conclude` from the notes of all ranks, where there are any.
+  // Runs the first leader's part of a small collective between nodes: if all headers agree, calls
+  // `collect` to gather the cells of this node, exchanges the result together with the headers, and
+  // calls `conclude` with the notes of all ranks, if there are any.
   void lead(const std::function<Outgoing()>& collect,
             const std::function<void(const ExchangeNote&)>& conclude = {});
-  void wait_for_result();  // of lead()
+  void wait_for_result();  // waits for the result of lead()
 
-  // --- others ---
-  // Nobody waits for this rank from now on; a collective before `first_missed` misses nothing.
+  // Tells the other ranks not to wait for this rank any more. Collectives before `first_missed` are
+  // complete.
   void give_up(const Error& error, uint64_t first_missed);
-  StatusNote& note() { return note_; }  // what other processes may read of this rank
-  // A thread of hsgd's own: waiting in it never calls options.interrupted.
+  StatusNote& note() { return note_; }  // state that other processes may read
+  // Sets the background thread of hsgd; waits in it never call options.interrupted.
   void set_background_thread(std::thread::id thread) { background_ = thread; }
-  // From any thread: while true, a collective that waits ends as if it were interrupted.
+  // May be called from any thread. While true, a waiting collective ends as if it were interrupted.
   void stop_waiting(bool wanted) { stop_waiting_ = wanted; }
-  // From any thread: the collective that waits, and all later ones, end as if they had had so many
-  // seconds, which have passed.
+  // May be called from any thread. The waiting collective and all later ones end as if a timeout of
+  // `timeout_s` had passed.
   void expire(double timeout_s) { expired_s_ = timeout_s; }
 
  private:
@@ -153,7 +153,7 @@ class Context final : private Watch {
   void tell_other_nodes(const Error& error, uint64_t first_missed);
   void check() override;
   double grace_s() const;
-  // Who holds the collective up, and the first such rank; -1: not known.
+  // Describes the ranks that delay the collective; sets `first` to the first one, or -1 if unknown.
   std::string who_is_late(int* first) const;
   Error expired() const;
   void require_agreement();
@@ -175,28 +175,30 @@ class Context final : private Watch {
   StoreTuner stores_;
   StatusNote note_;
   std::unique_ptr<Links> links_;
-  std::unique_ptr<LocalGroup> group_;  // goes first: the ranks of the node learn of it at once
+  std::unique_ptr<LocalGroup>
+      group_;  // destroyed first, so that the ranks of the node notice at once
   Statistics statistics_;
   Recorder recorder_;
   Arena arena_;
   bool shares_ = false;
   std::vector<const void*> inputs_;
 
-  struct Current {  // under way
+  struct Current {  // the collective in progress
     uint64_t sequence = 0;
     Signature signature;
     const hsgd_label* label = nullptr;
-    int open_seen = 0;  // headers of ranks of this node
+    int open_seen = 0;  // headers seen of ranks of this node
     bool headers_started = false;
-    bool asks_other_nodes = false;  // who holds it up
-    bool node_agrees = false;       // once known; a rank that differs is looked for again
+    bool asks_other_nodes = false;  // has asked them which rank is late
+    bool node_agrees =
+        false;  // result of the last comparison; on false the ranks are compared again
   } call_;
-  uint64_t first_sequence_ = 0;  // collectives of the set-up, which users do not count
+  uint64_t first_sequence_ = 0;  // collectives of the set-up, not counted for users
   uint64_t base_ = 0;
 
   std::atomic<std::thread::id> background_{};
   std::atomic<bool> stop_waiting_{false};
-  std::atomic<double> expired_s_{0};  // 0: not
+  std::atomic<double> expired_s_{0};  // 0: not expired
   Watch* setup_watch_;
   std::optional<Deadline> deadline_;
 };

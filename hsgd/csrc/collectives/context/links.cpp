@@ -1,4 +1,4 @@
-// What leaders send, and who has parted.
+// Links: creates the exchanges of a leader and tracks the nodes that have left.
 #include "collectives/context/links.hpp"
 
 #include <algorithm>
@@ -7,7 +7,7 @@ namespace hsgd {
 
 HeaderExchange::Room header_room(const RoundSchedule& rounds, const StepSizes& sizes) {
   HeaderExchange::Room room;
-  // Sums of 16-bit floats travel as float32 where there are several rounds.
+  // Sums of 16-bit floats travel as float32 if there are several rounds.
   room.payload = (rounds.is_direct() ? 1 : 2) * sizes.oneshot_bytes();
   if (rounds.rounds() == 0) return room;
   room.whole = sizes.slice_bytes();

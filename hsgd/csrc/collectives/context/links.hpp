@@ -1,7 +1,7 @@
-// What a leader has of the network between nodes.
+// Links: holds a leader's transport and the exchanges over it.
 //
-// Owns the transport, what collectives send over it, and which nodes have parted. Ranks that are no
-// leaders have one without a transport. Nothing but quiesce() blocks.
+// Also knows which nodes have left. On other ranks it has no transport. Nothing but quiesce()
+// blocks.
 #ifndef HSGD_COLLECTIVES_CONTEXT_LINKS_HPP_
 #define HSGD_COLLECTIVES_CONTEXT_LINKS_HPP_
 
@@ -21,34 +21,34 @@
 
 namespace hsgd {
 
-// What may lie behind a header: a small payload, or a leader's slice of a step.
+// Returns the room behind a header: for a small payload, or for a leader's slice of a step.
 HeaderExchange::Room header_room(const RoundSchedule& rounds, const StepSizes& sizes);
 
 class Links {
  public:
-  // `transport`: on leaders of several nodes, else nullptr.
+  // `transport` is set on leaders of several nodes, else nullptr.
   Links(std::unique_ptr<Transport> transport, const Place& place, const RoundSchedule& rounds,
         const StepSizes& sizes, const hsgd_options& options);
   bool leads() const { return transport_ != nullptr; }
   int descriptor() const { return leads() ? transport_->descriptor() : -1; }  // see Transport
   HeaderExchange& headers() { return *headers_; }                             // on the first leader
-  SliceAllreduce* slices() { return slices_.get(); }  // nullptr but on leaders
+  SliceAllreduce* slices() { return slices_.get(); }  // nullptr on all other ranks
   SliceAllgather* blocks() { return blocks_.get(); }  // as slices()
-  // As slices(), for a payload of one step or of many.
+  // Returns the broadcast of `form`; nullptr on ranks that do not lead.
   BroadcastSteps* copies(BroadcastForm form);
   StepMessages* messages() { return messages_.get(); }  // as slices()
   const WireCounters& counters() const { return counters_; }
 
-  // Tells the other nodes that this one takes part no more.
+  // Tells the other nodes that this node takes part in no further collective.
   void part(const Parting& parting);
-  // A node that takes no part in the collective `sequence`; nullptr while this leader knows of
+  // Returns a node that takes no part in the collective `sequence`; nullptr if this leader knows of
   // none.
   const Parting* parted(uint64_t sequence);
-  // As those of the transport; of a rank that does not lead no node is awaited.
+  // Return the values of the transport; -1 on a rank that does not lead.
   int awaited_node() const { return leads() ? transport_->awaited_node() : -1; }
   int leader_of(int node) const { return leads() ? transport_->leader_of(node) : -1; }
-  // Ends what is under way, and waits for sends up to the deadline. False when some are still under
-  // way: then this object must stay, because they use its buffers.
+  // Ends all exchanges, and waits for sends up to the deadline. Returns false if some sends are
+  // still in progress: then this object must stay alive, because they use its buffers.
   bool quiesce(const Deadline& deadline);
 
  private:
@@ -60,7 +60,7 @@ class Links {
   std::unique_ptr<SliceBroadcast> copies_;
   std::unique_ptr<TreeBroadcast> trees_;
   std::unique_ptr<StepMessages> messages_;
-  std::optional<Parting> parting_;  // of the nodes that parted, the one that misses most
+  std::optional<Parting> parting_;  // of all nodes that left, the one that misses most
 };
 
 }  // namespace hsgd

@@ -1,6 +1,6 @@
-// What one collective is to do.
+// Operation: the arguments of one collective.
 //
-// Owns nothing: it points to the arguments of the user, which last as long as the call.
+// Points to the arguments of the user, which must stay valid during the call.
 #ifndef HSGD_COLLECTIVES_CONTEXT_OPERATION_HPP_
 #define HSGD_COLLECTIVES_CONTEXT_OPERATION_HPP_
 
@@ -22,13 +22,13 @@ struct Operation {
   uint64_t count = 0;
   Reduction reduction;
   int root = -1;              // broadcast: world rank
-  Range part{0, UINT64_MAX};  // what of the result of a reduction this rank wants
+  Range part{0, UINT64_MAX};  // the part of a reduction's result that this rank wants
   Counts counts;              // reduce_scatter, allgather: the blocks; alltoall: sent
   const uint64_t* receive_counts = nullptr;  // alltoall
 
   Range wanted() const { return {part.begin, std::min(part.end, count)}; }
   size_t bytes() const { return count * reduction.element_bytes; }
-  size_t out_bytes() const {  // that this rank writes
+  size_t out_bytes() const {  // bytes that this rank writes
     const uint64_t elements =
         receive_counts == nullptr
             ? wanted().count()

@@ -1,4 +1,4 @@
-// Counting the ranks of nodes, and choosing who leads.
+// Place: counts the ranks of nodes and chooses leaders.
 #include "collectives/context/place.hpp"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace hsgd {
 namespace {
 
-// The ranks of each node, ascending.
+// Returns the ranks of each node, ascending.
 std::vector<std::vector<int>> ranks_on_nodes(const std::vector<int>& node_of_rank) {
   const int last = *std::max_element(node_of_rank.begin(), node_of_rank.end());
   std::vector<std::vector<int>> nodes(static_cast<size_t>(last) + 1);
@@ -25,10 +25,10 @@ int most_leaders(const std::vector<std::vector<int>>& nodes) {
   return static_cast<int>(least);
 }
 
-// All ranks of a node in the order in which they should lead.
+// Returns the ranks of a node in the order in which they should lead.
 std::vector<int> leader_order(std::vector<int> ranks, const std::vector<int>& nic_of_rank) {
   if (nic_of_rank.empty()) return ranks;
-  // Turn and adapter: the first rank near each adapter, then the second one, ...
+  // Sorted by turn, then adapter: the first rank near each adapter, then the second one, ...
   std::map<int, int> seen;
   std::vector<std::pair<std::pair<int, int>, int>> order;
   for (const int rank : ranks) {

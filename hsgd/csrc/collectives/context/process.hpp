@@ -1,6 +1,6 @@
-// What the communicators of one process share: hsgd_process of the C interface.
+// hsgd_process: the state that the communicators of one process share.
 //
-// Owns nothing but the list. Made and destroyed by the caller, see hsgd_options.
+// The caller creates and destroys it, see hsgd_options.
 #ifndef HSGD_COLLECTIVES_CONTEXT_PROCESS_HPP_
 #define HSGD_COLLECTIVES_CONTEXT_PROCESS_HPP_
 

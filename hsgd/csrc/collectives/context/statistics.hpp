@@ -1,6 +1,5 @@
-// What collectives moved and how long they took.
-//
-// Owns the counters of one communicator. The thread that executes collectives writes them.
+// Statistics: the counters of one communicator; only the thread that executes collectives writes
+// them.
 #ifndef HSGD_COLLECTIVES_CONTEXT_STATISTICS_HPP_
 #define HSGD_COLLECTIVES_CONTEXT_STATISTICS_HPP_
 
@@ -13,7 +12,7 @@
 namespace hsgd {
 
 struct Statistics {
-  hsgd_counters counters{};  // but for times and what was sent
+  hsgd_counters counters{};  // without times and bytes between nodes
   uint64_t total_ticks = 0;
   uint64_t wait_ticks = 0;
   TickClock clock;

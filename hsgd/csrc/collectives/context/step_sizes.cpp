@@ -1,4 +1,4 @@
-// Sizes by nodes, ranks, leaders and options.
+// StepSizes: derives the sizes from nodes, ranks, leaders and options.
 #include "collectives/context/step_sizes.hpp"
 
 #include <algorithm>
@@ -8,24 +8,24 @@
 namespace hsgd {
 namespace {
 
-// What rounding costs the blocks of all ranks of a node (see network/rounds/rank_blocks.hpp) is at
-// most half of such a step.
+// Returns the least bytes of a step with a block of each rank: rounding
+// (network/rounds/rank_blocks.hpp) costs at most half of it.
 size_t least_block_step_bytes(const NodeMap& map) {
   return round_up(static_cast<size_t>(map.most_ranks()) * 4 * kLine, StepSizes::kChunkUnit);
 }
 
-// Messages of this size are small enough that MPI sends them at once (Open MPI over TCP up to 64
-// KiB), without asking the receiver first, and that they spread over its sockets. Larger ones left
-// the link idle for up to a third of the time, much smaller ones cost processor time
-// (docs/performance.md).
+// The best message size. MPI sends such messages at once, without asking the receiver first (Open
+// MPI over TCP: up to 64 KiB), and they spread over its sockets. Larger ones left the link idle for
+// up to a third of the time; much smaller ones cost processor time (docs/performance.md).
 constexpr size_t kMessageBytes = 56 << 10;
 constexpr size_t kLeastMessageBytes = 16 << 10;
 
-// What one cell holds: on one node as much as a measurement may choose, between nodes, where each
-// sends its whole sum to others, the switch point itself, which must be the same on all.
+// Returns the bytes that one cell holds. On one node: the most that a measurement may choose.
+// Between nodes, where each node sends its whole sum: the switch point, which must be the same on
+// all ranks.
 size_t cell_bytes_for(const Place& place, const RoundSchedule& rounds,
                       const hsgd_options& options) {
-  constexpr uint64_t kAlwaysBytes = 4096;  // latency, whatever the number of nodes
+  constexpr uint64_t kAlwaysBytes = 4096;  // latency dominates, for any number of nodes
   if (place.node_count > 1) {
     return std::max(std::min(options.wire_oneshot_bytes, kAlwaysBytes),
                     options.wire_oneshot_bytes / static_cast<uint64_t>(rounds.messages()));
@@ -35,14 +35,13 @@ size_t cell_bytes_for(const Place& place, const RoundSchedule& rounds,
       .oneshot_bytes;
 }
 
-// The largest step with which the communicator of a node takes no more memory than
-// docs/internals/scale.md promises: 4 MB per rank and 64 MB, of which some are kept for what is
-// small.
+// Returns the largest step that keeps the communicator of a node within the memory that
+// docs/internals/scale.md promises: 4 MB per rank and 64 MB, minus a reserve for small items.
 size_t most_chunk_bytes(const NodeMap& map, size_t cell_bytes, const hsgd_options& options) {
   constexpr size_t kRankBytes = 4 << 20;
   constexpr size_t kNodeBytes = 56 << 20;
-  // Rings of a step's size beside the ranks' own: the node's out ring, what leaders receive and,
-  // where that is more, in its wide form, what they narrow, and what travels with headers.
+  // Rings of a step's size in addition to the ranks' own: the node's out ring, the receive rings of
+  // leaders, their wide form if larger, the narrowed data, and the data sent with headers.
   constexpr size_t kNodeRings = 8;
   const auto ranks = static_cast<size_t>(map.most_ranks());
   const size_t small = ranks * (2 * kCells * (cell_bytes + kLine) + sizeof(Control) + kPartUnit);
@@ -50,21 +49,21 @@ size_t most_chunk_bytes(const NodeMap& map, size_t cell_bytes, const hsgd_option
   return small >= budget ? 0 : (budget - small) / ((ranks + kNodeRings) * options.slots);
 }
 
-// Payload of one pipeline step; between nodes, where it is not given, it makes good messages.
+// Returns the payload of one pipeline step. Between nodes, if the options leave it open, it is
+// chosen for good message sizes.
 size_t chunk_bytes_for(const Place& place, const NodeMap& map, const RoundSchedule& rounds,
                        const hsgd_options& options) {
-  constexpr size_t kMostChunkBytes = 2 << 20;  // many nodes: smaller messages, of which more fly
+  constexpr size_t kMostChunkBytes = 2 << 20;  // many nodes: smaller messages, but more at a time
   if (place.node_count == 1) {
     const size_t most = Tuning::most_chunk_bytes(place.local_size);
     return std::max(least_block_step_bytes(map),
                     round_up(Tuning::of(options, 0, most).chunk_bytes, StepSizes::kChunkUnit));
   }
-  // Each node has a part in a step of an allgather, of which rounding takes an element, and each
-  // rank of another node in one of an alltoall.
+  // Rounding takes an element of each node in a step of an allgather, and of each rank of another
+  // node in a step of an alltoall.
   const size_t least = std::max(static_cast<size_t>(place.node_count) * 4 * sizeof(double),
                                 static_cast<size_t>(map.most_ranks()) * 4 * kLine);
-  // From three rounds on most messages of a step are small shares of it: in longer ones they cost
-  // less.
+  // From three rounds on, most messages are small shares of a step; longer steps make them cheaper.
   const size_t share = rounds.rounds() > 2 ? 2 : 1;
   const auto messages =
       share * static_cast<size_t>(place.leaders) * static_cast<size_t>(rounds.most_radix());
@@ -76,7 +75,7 @@ size_t chunk_bytes_for(const Place& place, const NodeMap& map, const RoundSchedu
 }
 
 Tuning tuning_for(const Place& place, const RoundSchedule& rounds, const hsgd_options& options) {
-  const bool one_node = place.node_count == 1;  // of several all have the same steps
+  const bool one_node = place.node_count == 1;  // on several nodes all have the same steps
   const size_t chunk_bytes =
       one_node ? Tuning::most_chunk_bytes(place.local_size) : Tuning().chunk_bytes;
   Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes, chunk_bytes);
@@ -90,8 +89,8 @@ Tuning tuning_for(const Place& place, const RoundSchedule& rounds, const hsgd_op
 
 }  // namespace
 
-// One slot more between nodes: with four, the last of five steps, which is 1 MB on two nodes, began
-// when the first was done, and its result crossed the link alone.
+// Adds one slot between nodes. With four slots, the last of five steps (1 MB on two nodes) began
+// only after the first was done, and its result crossed the link alone.
 hsgd_options with_wire_slots(int node_count, hsgd_options options) {
   if (node_count > 1) ++options.slots;
   return options;
@@ -113,7 +112,7 @@ SegmentLayout StepSizes::layout() const {
   return SegmentLayout(cell_bytes(), chunk_bytes_, out_bytes, options_.slots);
 }
 
-// Where memory keeps steps short, a few leaders carry them whole.
+// If memory limits the steps, a few leaders carry them whole.
 int StepSizes::most_leaders() const {
   if (options_.wire_chunk_bytes > 0) return place_.leaders;
   const auto radix = static_cast<size_t>(rounds_.most_radix());
@@ -121,7 +120,8 @@ int StepSizes::most_leaders() const {
   return std::clamp(fitting, 1, place_.leaders);
 }
 
-// Room for an element of each node and of each of their partners, however small steps are.
+// Returns a size with room for an element of each node and of each of their partners, however small
+// steps are.
 size_t StepSizes::slice_bytes() const {
   const size_t least = 2 * static_cast<size_t>(rounds_.nodes()) * sizeof(double);
   const size_t share = chunk_bytes_ / static_cast<size_t>(most_leaders());
@@ -140,16 +140,16 @@ size_t StepSizes::block_step_bytes() const {
   return std::max(step_bytes(), least_block_step_bytes(map_));
 }
 
-// So that what a core has to do with, of its partner too, is no more than an equal part.
+// Limits a core node's work, including that for its partner, to an equal part.
 size_t StepSizes::share_bytes() const {
   const auto nodes = static_cast<size_t>(rounds_.cores() * (rounds_.folds() ? 2 : 1));
   return (slice_bytes() - 2 * kLine) / nodes;
 }
 
-// One leader where more would only make more and smaller messages. With fewer leaders steps are
-// shorter: messages stay as large.
+// Uses one leader if more would only make more and smaller messages. With fewer leaders steps are
+// shorter, so that messages keep their size.
 WirePlan StepSizes::wire_plan(size_t bytes) const {
-  constexpr size_t kWorthwhileBytes = 10 << 10;  // of one message
+  constexpr size_t kWorthwhileBytes = 10 << 10;  // bytes of one message
   if (place_.node_count == 1) return {0, step_bytes()};
   const auto radix = static_cast<size_t>(rounds_.most_radix());
   const auto most = static_cast<size_t>(most_leaders());
@@ -159,14 +159,15 @@ WirePlan StepSizes::wire_plan(size_t bytes) const {
   return {static_cast<int>(leaders), std::max(kChunkUnit, step_bytes)};
 }
 
-// In a split step the root's group of the first round has no part: messages stay as large. What is
-// more than one such step goes in trees where there are several rounds, in shorter messages the
-// less it is, as a step waits for one message on each level of a tree.
+// Plans a broadcast. In a split step the root's group of the first round takes no part: messages
+// keep their size. If there are several rounds, a payload of more than one such step goes along
+// trees. The smaller it is, the shorter are its messages, because a step waits for one message on
+// each level of a tree.
 WirePlan StepSizes::broadcast_plan(size_t bytes) const {
   constexpr size_t kTreeSteps = 32;
   WirePlan plan = wire_plan(bytes);
   if (place_.node_count == 1) {
-    // The root runs ahead through all its slots, which the cache of a core shall hold
+    // The root fills all its slots ahead; they should fit into the cache of a core
     // (docs/performance.md).
     constexpr size_t kMostStepBytes = 128 << 10;
     if (options_.chunk_bytes < 0) plan.step_bytes = std::min(plan.step_bytes, kMostStepBytes);

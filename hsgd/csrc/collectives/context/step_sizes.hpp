@@ -1,8 +1,8 @@
-// How much a collective does at once: the limit of the small form, the bytes of a pipeline step,
-// and how many leaders carry it between nodes.
+// StepSizes: computes the limit of the small form, the bytes of a pipeline step, and the number of
+// leaders.
 //
-// Owns the arithmetic, whose answers are the same on all ranks, and the tuning that the start-up
-// measurement chose. Never touches data.
+// All answers are the same on all ranks. Holds the tuning that the start-up measurement chose.
+// Never touches data.
 #ifndef HSGD_COLLECTIVES_CONTEXT_STEP_SIZES_HPP_
 #define HSGD_COLLECTIVES_CONTEXT_STEP_SIZES_HPP_
 
@@ -16,17 +16,17 @@
 
 namespace hsgd {
 
-// How a broadcast travels between nodes: each step split among all, or in two trees.
+// The form of a broadcast between nodes: each step split among all nodes, or sent along two trees.
 enum class BroadcastForm { kSplit, kTrees };
 
-// How a payload travels between nodes.
+// The way of a payload between nodes.
 struct WirePlan {
   int leaders;  // local ranks that carry it; 0 on one node
   size_t step_bytes;
   BroadcastForm form = BroadcastForm::kSplit;
 };
 
-// The options of a communicator, with the slots that it has.
+// Returns `options` with the number of slots that the communicator uses.
 hsgd_options with_wire_slots(int node_count, hsgd_options options);
 
 class StepSizes {
@@ -40,19 +40,19 @@ class StepSizes {
 
   size_t oneshot_bytes() const { return tuning_.oneshot_bytes; }
   size_t allreduce_oneshot_bytes() const { return tuning_.allreduce_bytes; }
-  size_t cell_bytes() const;  // that a cell has room for: oneshot_bytes() at least
-  size_t ring_bytes() const { return chunk_bytes_; }  // of one pipeline step at most
+  size_t cell_bytes() const;                          // room of a cell: at least oneshot_bytes()
+  size_t ring_bytes() const { return chunk_bytes_; }  // of one pipeline step, at most
   size_t slice_bytes() const;                         // of a leader in such a step, at most
   size_t node_step_bytes() const;                     // inside a node
   size_t step_bytes() const;
-  // step_bytes() of collectives whose ranks have different parts, each with a place in every step.
+  // Returns step_bytes() for collectives in which each rank has its own part in every step.
   size_t block_step_bytes() const;
-  // Of one node, in a leader's slice of a step of a reduce_scatter, at most.
+  // Returns the most bytes of one node in a leader's slice of a step of a reduce_scatter.
   size_t share_bytes() const;
-  // Of a broadcast.
+  // Returns the plan of a broadcast.
   WirePlan broadcast_plan(size_t bytes) const;
   WirePlan wire_plan(size_t bytes) const;
-  int most_leaders() const;      // that carry slices of one step
+  int most_leaders() const;      // the most that carry slices of one step
   SegmentLayout layout() const;  // of a segment
 
  private:

@@ -1,4 +1,4 @@
-// When the other kind of store is tried, and when it is taken.
+// StoreTuner: decides when to try the other kind of store and when to use it.
 #include "collectives/context/store_tuner.hpp"
 
 #include <algorithm>
@@ -6,15 +6,15 @@
 namespace hsgd {
 namespace {
 
-constexpr double kClearly = 0.85;    // the other kind must win by this much: noise shall not decide
+constexpr double kClearly = 0.85;    // the other kind must win by this much, against noise
 constexpr double kSurprising = 1.5;  // times what is usual: the machine may have changed
-// The first collective of a trial finds the lines as the other kind of store has left them, and is
-// as slow as that.
+// The first collective of a trial is as slow as the old kind, because it finds the lines as the old
+// kind left them.
 constexpr int kTrial = 2;
-// A trial that is lost doubles the time to the next: four to one costs 1.5 % at 512.
+// A lost trial doubles the time to the next one: a loss of four to one costs 1.5 % at 512.
 constexpr int kLeastInterval = 16;
 constexpr int kMostInterval = 512;
-constexpr double kInertia = 0.875;  // of what is usual
+constexpr double kInertia = 0.875;  // weight of the usual cost
 
 }  // namespace
 
@@ -34,7 +34,7 @@ void StoreChoice::learn(double cost) {
 void StoreChoice::judge_trial(double cost) {
   since_trial_ = 0;
   if (cost < kClearly * recent_) return take(other(), cost);
-  settled_ = recent_;  // whatever it is that has changed, this store is still the better one
+  settled_ = recent_;  // something changed, but this store is still the better one
   interval_ = std::min(2 * interval_, kMostInterval);
 }
 
@@ -86,9 +86,10 @@ void StoreTuner::learn(uint64_t most_ticks) {
   compared_ = {};
 }
 
-// Large results leave the caches before anybody reads them, and ordinary stores would read their
-// lines from memory first. Not where a sum replaces its input, whose lines are there. A broadcast's
-// root reads little, so that more of the caches is left for results (docs/internals/scale.md).
+// Chooses the store for the output. Large results leave the caches before they are read, and
+// ordinary stores would first read their lines from memory. If a sum replaces its input, the lines
+// are already cached. A broadcast's root reads little, so that more cache is left for results
+// (docs/internals/scale.md).
 Store StoreTuner::into_output(const Operation& operation) const {
   constexpr size_t kStreamedBytes = 4 << 20;
   constexpr size_t kBroadcastBytes = 64 << 20;  // on all ranks together

@@ -1,11 +1,10 @@
-// Which kind of store collectives use: into shared memory what is faster at present, learnt from
-// the collectives that run anyway; into the output by its size.
+// StoreTuner: chooses ordinary or non-temporal stores.
 //
-// Owns the rule: when the other kind is tried, and when it is taken. Ordinary stores win while the
-// cores share a last-level cache and lose by four to one where they do not, and that changes within
-// a run: a hypervisor moves virtual cores, a scheduler unbound ranks (docs/performance.md). Never
-// measures and never communicates: all ranks of a node feed it the same costs, and so come to the
-// same choice. Only times depend on it, never results.
+// For shared memory it learns the faster kind from the collectives that run anyway; for the output
+// it decides by size. Ordinary stores win if the cores share a last-level cache, and lose by four
+// to one if not. That changes within a run: a hypervisor moves virtual cores, a scheduler moves
+// unbound ranks (docs/performance.md). Never measures and never communicates: all ranks of a node
+// pass in the same costs and so make the same choice. Only times depend on it, never results.
 #ifndef HSGD_COLLECTIVES_CONTEXT_STORE_TUNER_HPP_
 #define HSGD_COLLECTIVES_CONTEXT_STORE_TUNER_HPP_
 
@@ -17,14 +16,14 @@
 
 namespace hsgd {
 
-// For collectives of one kind and about one size.
+// The choice for collectives of one kind and of about one size.
 class StoreChoice {
  public:
   StoreChoice() = default;
   explicit StoreChoice(Store store) : taken_(store) {}
   Store next() const { return trials_left_ > 0 ? other() : taken_; }
-  // What the collective that went as next() says took on the slowest rank, per byte, in any unit;
-  // waiting for others excluded.
+  // Learns the cost of the collective that used next(): per byte on the slowest rank, in any unit,
+  // without the wait for others.
   void learn(double cost);
 
  private:
@@ -36,9 +35,9 @@ class StoreChoice {
 
   Store taken_ = Store::kOrdinary;
   int trials_left_ = 0;
-  double last_ = 0.0;     // cost of the collective before, with the store taken
-  double recent_ = 0.0;   // the lesser of two: one slow collective is an accident
-  double settled_ = 0.0;  // what is usual; 0: not known yet
+  double last_ = 0.0;     // cost of the previous collective with the chosen store
+  double recent_ = 0.0;   // the lower of the last two: one slow collective may be an accident
+  double settled_ = 0.0;  // the usual cost; 0: not known yet
   int interval_ = 16;     // collectives between two trials
   int since_trial_ = 0;
 };
@@ -47,8 +46,8 @@ class StoreChoice {
 class StoreChoices {
  public:
   explicit StoreChoices(Store first) { choices_.fill(StoreChoice(first)); }
-  // nullptr: collectives of this kind are not compared, as their bytes differ between ranks, nor
-  // are small ones, of which most go in one step, and not all are timed.
+  // Returns nullptr for collectives that are not compared: kinds whose bytes differ between ranks,
+  // and small ones, because most take one step and not all are timed.
   StoreChoice* of(hsgd_kind kind, size_t bytes);
 
  private:
@@ -77,13 +76,13 @@ class StoreTuner {
 
   // --- one collective ---
   void begin() { staged_ = {}; }
-  // For staging its input; what it costs will be compared, where that is possible.
+  // Returns the store for staging the input. The cost will be compared, if that is possible.
   Store into_ring(const Operation& operation);
-  void end(uint64_t ticks);  // that this rank worked
-  // --- the next one, whose header tells the ranks of the node what the last one cost each ---
+  void end(uint64_t ticks);  // `ticks`: time that this rank worked
+  // --- the next one: its header tells the ranks of the node each rank's last cost ---
   uint64_t cost() const { return compared_.ticks; }
   bool compares() const { return compared_.choice != nullptr; }
-  void learn(uint64_t most_ticks);  // of any rank
+  void learn(uint64_t most_ticks);  // the highest of all ranks
 
  private:
   struct Compared {
@@ -96,8 +95,8 @@ class StoreTuner {
   Store usual_;
   bool learns_;
   bool streams_;
-  Compared compared_;  // the last collective whose cost is compared, on all ranks the same
-  Compared staged_;    // the one under way, if its cost will be
+  Compared compared_;  // the last collective with a compared cost; the same on all ranks
+  Compared staged_;    // the one in progress, if its cost will be compared
 };
 
 }  // namespace hsgd

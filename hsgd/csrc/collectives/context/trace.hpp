@@ -1,7 +1,7 @@
-// What a collective spent its time on, level by level: for timelines.
+// Recorder: records the time that collectives spend on each level, for timelines.
 //
-// Owns the records of finished collectives until somebody takes them. Off unless asked for, and
-// then costs a comparison for each piece of work. Never waits, and never knows what the work is.
+// Keeps the records of finished collectives until they are taken. Off by default; then it costs one
+// comparison for each piece of work. Never waits.
 #ifndef HSGD_COLLECTIVES_CONTEXT_TRACE_HPP_
 #define HSGD_COLLECTIVES_CONTEXT_TRACE_HPP_
 
@@ -15,8 +15,8 @@
 
 namespace hsgd {
 
-// Does `work`, which says whether it moved anything on, at one level of a collective. `record`:
-// nullptr when nobody asks.
+// Runs `work` and adds its time to one level of a collective, if it returns true (it made
+// progress). `record` is nullptr if nothing is recorded.
 template <class Work>
 bool at_level(hsgd_record* record, hsgd_span hsgd_record::* level, Work&& work) {
   if (record == nullptr) return work();
@@ -31,14 +31,15 @@ bool at_level(hsgd_record* record, hsgd_span hsgd_record::* level, Work&& work) 
 
 class Recorder {
  public:
-  // From any thread: the last `capacity` records are kept from now on; 0 forgets all and stops.
+  // Keeps the last `capacity` records from now on; 0 drops all and stops. May be called from any
+  // thread.
   void keep(uint64_t capacity) {
     const std::lock_guard<std::mutex> lock(mutex_);
     capacity_.store(capacity, std::memory_order_relaxed);
     drop_to(capacity);
   }
 
-  // From any thread: oldest first.
+  // Moves at most `most` records to `records`, oldest first. May be called from any thread.
   uint64_t take(hsgd_record* records, uint64_t most) {
     const std::lock_guard<std::mutex> lock(mutex_);
     uint64_t taken = 0;
@@ -49,8 +50,8 @@ class Recorder {
     return taken;
   }
 
-  // The thread that executes collectives: one begins. Relaxed: that the very next collective is
-  // recorded already is not promised.
+  // Begins a record; called by the thread that executes collectives. The load is relaxed: a
+  // collective that begins right after keep() may not be recorded.
   void begin(const char* name, uint64_t bytes) {
     recording_ = capacity_.load(std::memory_order_relaxed) > 0;
     if (!recording_) return;
@@ -59,7 +60,7 @@ class Recorder {
     current_.bytes = bytes;
     current_.call.begin_ns = static_cast<uint64_t>(now_ns());
   }
-  // It has ended well.
+  // Ends the record of a collective that succeeded.
   void end(uint64_t wait_ns) {
     if (!recording_) return;
     recording_ = false;
@@ -71,7 +72,7 @@ class Recorder {
     records_.push_back(current_);
     drop_to(capacity_.load(std::memory_order_relaxed));
   }
-  // Of the collective under way.
+  // Returns the record of the collective in progress.
   hsgd_record* current() { return recording_ ? &current_ : nullptr; }
 
  private:

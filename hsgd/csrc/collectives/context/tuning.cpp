@@ -1,4 +1,4 @@
-// The candidates, and which one is taken.
+// Tuning: lists the candidates and chooses one.
 #include "collectives/context/tuning.hpp"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace hsgd {
 namespace {
 
-// Another choice than the default must win by this much: noise shall not decide.
+// A choice other than the default must win by this much, against noise.
 constexpr double kClearly = 0.95;
 
 void set_oneshot_bytes(Tuning* tuning, size_t bytes) {
@@ -21,12 +21,13 @@ struct OneshotRange {
   size_t most;
 };
 
-// Of an allreduce, by what it reads. Where each rank reads all inputs, one step was faster than two
-// up to some 16 KiB of them together with 8 to 16 ranks on as many cores, as fast up to 64 KiB with
-// 4 (docs/internals/scale.md), faster with 2 (docs/performance.md). A moment of noise, in which two
-// steps are slow, shall not cost more for the rest of the communicator's life than twice the time.
-// With `combines` one rank reads for all: that shall not take longer than two steps in which all
-// work; the upper bound is a guess there.
+// Returns the range of one-step allreduces, by the bytes read. If each rank reads all inputs, one
+// step was faster than two up to some 16 KiB of inputs in total with 8 to 16 ranks on as many
+// cores, as fast up to 64 KiB with 4 (docs/internals/scale.md), faster with 2
+// (docs/performance.md). If noise makes two steps look slow, the wrong choice must not cost more
+// than twice the time for the rest of the communicator's life. With `combines` one rank reads for
+// all; that must not take longer than two steps in which all work. The upper bound is a guess
+// there.
 OneshotRange oneshot_range(int ranks, bool combines) {
   const size_t least_read = combines ? 64 << 10 : 16 << 10;
   const auto share = [&](size_t bytes) {
@@ -62,13 +63,13 @@ Tuning Tuning::of(const hsgd_options& options, size_t oneshot_bytes, size_t chun
 Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, bool combines,
                      const MeasureTunings& measure) {
   constexpr size_t kLargeBytes = 512 << 10;
-  // That a rank which takes turns with others reads sooner than it gets its turn twice: with 3 to
-  // 64 ranks on 2 cores one step was faster up to here.
+  // A rank that shares its core reads this much sooner than it gets two turns: with 3 to 64 ranks
+  // on 2 cores one step was faster up to here.
   constexpr size_t kReadBytes = 1 << 20;
   constexpr size_t kLeastChunkBytes = 32 << 10;
   const size_t chunk_bytes = shares_cores ? Tuning().chunk_bytes : Tuning::most_chunk_bytes(ranks);
   Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes, chunk_bytes);
-  if (shares_cores) {  // caches are not shared out the way that the rest assumes
+  if (shares_cores) {  // the rest assumes one rank per core and its cache
     if (options.oneshot_bytes < 0) {
       set_oneshot_bytes(&tuning, std::clamp(kReadBytes / static_cast<size_t>(ranks),
                                             tuning.oneshot_bytes, Tuning::kMostOneshotBytes));

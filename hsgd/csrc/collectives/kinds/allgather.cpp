@@ -1,4 +1,4 @@
-// Allgather, with a block of its own size from each rank.
+// kAllgather: gathers a block of individual size from each rank.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -14,7 +14,7 @@
 namespace hsgd {
 namespace {
 
-// On one node: in each step a rank stages a piece of its block, which the others copy.
+// The pipeline on one node: in each step a rank stages a piece of its block, which the others copy.
 class OnNode final : public ChunkPipeline {
  public:
   OnNode(Context& context, const Operation& operation, const BlockTable& table,
@@ -26,7 +26,8 @@ class OnNode final : public ChunkPipeline {
         element_bytes_(operation.reduction.element_bytes) {}
 
  private:
-  // To both places, once the output may be touched: the second copy finds the input in the cache.
+  // Copies to the ring and, if the output may be written, to the output: the second copy finds the
+  // input in the cache.
   void stage(uint64_t step, std::byte* slot, Permission permission) override {
     const Range piece = table_.piece(local().rank(), step);
     const std::byte* from = own_input(piece);
@@ -43,11 +44,12 @@ class OnNode final : public ChunkPipeline {
 
   void gather(uint64_t step) override {
     for (int i = 0; i < local().size(); ++i) {
-      const int rank = (local().rank() + i) % local().size();  // not all from the same one at once
+      const int rank =
+          (local().rank() + i) % local().size();  // not all ranks read from the same one
       const Range piece = table_.piece(rank, step);
       const std::byte* from = in_slot(rank, step);
       if (rank == local().rank()) {
-        if (step >= early_) continue;  // done when it was staged
+        if (step >= early_) continue;  // already copied while staging
         from = own_input(piece);
       } else {
         context_.intra_bytes() += piece.count() * element_bytes_;
@@ -65,12 +67,12 @@ class OnNode final : public ChunkPipeline {
   std::byte* out_;
   const BlockTable& table_;
   const size_t element_bytes_;  // of an element
-  uint64_t early_ = 0;          // steps staged before the output might be touched
+  uint64_t early_ = 0;          // steps staged before the output could be written
 };
 
 // --- large, between nodes ---
 
-// Where the parts of nodes begin in the area of a leader, in bytes of the step.
+// Returns the begins of nodes' parts in the area of a leader, in bytes of the step.
 std::vector<size_t> begins_of(const SectionLayout& layout, int leader, uint64_t step,
                               size_t element_bytes) {
   std::vector<size_t> begins;
@@ -78,11 +80,11 @@ std::vector<size_t> begins_of(const SectionLayout& layout, int leader, uint64_t 
   return begins;
 }
 
-// A rank stages its part of each step in the out ring of its node, whose leaders pass on what lies
-// there and receive the parts of the other nodes beside it; then each rank copies all of the step.
-// Each byte crosses a link once per node that needs it, and inside a node costs 2 accesses and 2
-// for each rank. However many ranks there are, a step has no place for each: it takes the memory of
-// an allreduce.
+// The pipeline between nodes. A rank stages its part of each step in the out ring of its node;
+// leaders send it from there and receive the other nodes' parts beside it; then each rank copies
+// the whole step. Each byte crosses a link once per node that needs it, and costs 2 accesses inside
+// a node plus 2 for each rank. A step has no place per rank, so it needs only the memory of an
+// allreduce.
 class BetweenNodes final : public ChunkPipeline {
  public:
   BetweenNodes(Context& context, const Operation& operation, const SectionLayout& layout,
@@ -98,8 +100,8 @@ class BetweenNodes final : public ChunkPipeline {
   }
 
  private:
-  // At the place of this node in the out ring, not in the in ring of this rank: leaders find what
-  // they send in one piece.
+  // Stages at this node's place in the out ring, not in this rank's in ring, so that leaders find
+  // their data in one piece.
   void stage(uint64_t step, std::byte*, Permission) override {
     const Range own = layout_.block(map_.place());
     for (int leader = 0; leader < stages_.leaders; ++leader) {
@@ -124,7 +126,7 @@ class BetweenNodes final : public ChunkPipeline {
     }
   }
 
-  // Block by block, as these may lie apart in the output.
+  // Copies block by block, because blocks may lie apart in the output.
   void gather_share(uint64_t step, int node, int leader) {
     const Range share = layout_.share(node, leader, step);
     if (share.count() == 0) return;
@@ -157,7 +159,7 @@ class BetweenNodes final : public ChunkPipeline {
 
 void run_between_nodes(Context& context, const Operation& operation) {
   const WirePlan plan = context.sizes().wire_plan(operation.bytes());
-  // Rounding takes an element of each node; any step has room for more
+  // Rounding takes an element of each node; every step has room for more
   // (collectives/context/step_sizes.cpp).
   const uint64_t step_count = std::max<uint64_t>(
       plan.step_bytes / operation.reduction.element_bytes, 2 * context.place().node_count);
@@ -194,7 +196,7 @@ void run_small_on_node(Context& context, const Operation& operation) {
     }
     context.intra_bytes() += operation.bytes();
   };
-  // One rank reads what all have, and the others its result, where there is room for it.
+  // If there is room for the result, one rank reads all blocks, and the others read its result.
   std::byte* result = nullptr;
   if (local.combines() && operation.bytes() <= context.sizes().oneshot_bytes())
     result = context.local().result_payload(context.sequence(), operation.bytes());
@@ -218,7 +220,7 @@ void run_small_between_nodes(Context& context, const Operation& operation) {
   if (context.place().leads(1)) {
     std::byte* result = context.local().result_payload(sequence, bytes);
     const std::vector<Block> blocks = blocks_of(operation.counts.of_rank, map);
-    // Groups of nodes in order have blocks in the order of places, but the result has that of
+    // Groups of nodes have blocks in the order of places, but the result has them in the order of
     // ranks.
     const auto join = [&](const std::vector<Payload>& parts, std::byte* out, bool is_last) {
       int place = 0;
@@ -274,8 +276,8 @@ void run(Context& context, const Operation& operation) {
   // Between nodes one cell holds the whole result.
   const uint64_t held =
       one_node ? *std::max_element(counts, counts + context.place().size) : operation.count;
-  // On one node the small form moves no more bytes than the large one: what cells hold goes so.
-  // Where blocks may lie in reach, from where they are copied once, that pays earlier.
+  // On one node the small form moves no more bytes than the large one, so it serves all that fits
+  // into cells. If blocks may be in reach and need only one copy, the large form pays off earlier.
   const size_t oneshot_bytes = !one_node          ? context.sizes().oneshot_bytes()
                                : context.shares() ? context.sizes().oneshot_bytes() / 2
                                                   : context.sizes().cell_bytes();

@@ -1,9 +1,9 @@
-// Allreduce, and the barrier, which is an allreduce of no elements.
+// kAllreduce and kBarrier: a barrier is an allreduce of no elements.
 //
-// Inside a node its pipeline moves (5 - 2/L) bytes per byte of payload for L ranks: a rank stages
+// Inside a node the pipeline moves (5 - 2/L) bytes per byte of payload for L ranks: a rank stages
 // all but its own slice, reduces its slice from the others' slots and its own buffer, and copies
-// the other slices of the result. In place it is 2 S bytes per rank. Where ranks outnumber cores,
-// sums are made by whoever runs.
+// the other slices of the result. In place it moves 2 S bytes per rank. If ranks outnumber cores,
+// any running rank computes the next part of the sums.
 #include <algorithm>
 #include <optional>
 
@@ -20,7 +20,7 @@ namespace {
 
 class AllreducePipeline final : public ChunkPipeline {
  public:
-  // `shared`: the inputs of all ranks of the node, by local rank, where they are in reach.
+  // `shared`: the inputs of all ranks of the node, by local rank, if they are in reach.
   AllreducePipeline(Context& context, const Operation& operation, const Chunking& chunking,
                     const Stages& stages, const std::vector<const std::byte*>* shared)
       : ChunkPipeline(context, stages),
@@ -75,7 +75,8 @@ class AllreducePipeline final : public ChunkPipeline {
     const Range chunk = chunking_.chunk(step);
     if (stages_.leaders > 0) return copy_out(chunk, out_slot(0, step));
     for (int i = 1; i < local().size(); ++i) {
-      const int peer = (local().rank() + i) % local().size();  // not all from the same one at once
+      const int peer =
+          (local().rank() + i) % local().size();  // not all ranks read from the same one
       const Range part = slice(chunk, peer);
       copy_out(part, reduced_slice(peer, step, chunk, part));
     }
@@ -92,10 +93,11 @@ class AllreducePipeline final : public ChunkPipeline {
     return {chunk.begin + part.begin, chunk.begin + part.end};
   }
 
-  // Where `rank` puts the sum of its `slice` of `chunk`: over the input that the next rank staged,
-  // which `rank` alone reads. Those lines are in its cache, and two ranks pass them to and fro; in
-  // a ring of its own the sum took up to 1.8 times as long (docs/performance.md). Between nodes at
-  // its place in the node's only out ring, where a leader finds a contiguous piece to send.
+  // Returns the place for `rank`'s sum of its `slice` of `chunk`: over the input that the next rank
+  // staged, which only `rank` reads. Those lines are in its cache, and two ranks pass them to and
+  // fro; in a ring of its own the sum took up to 1.8 times as long (docs/performance.md). Between
+  // nodes the sum goes to its place in the node's only out ring, so that a leader finds a
+  // contiguous piece to send.
   std::byte* reduced_slice(int rank, uint64_t step, const Range& chunk, const Range& slice) const {
     std::byte* slot =
         stages_.sums_in_ring() ? in_slot((rank + 1) % local().size(), step) : out_slot(0, step);
@@ -122,9 +124,9 @@ Stages stages_of(Context& context, const Operation& operation, uint64_t steps, i
   return stages;
 }
 
-// --- parts that are claimed one by one, where ranks outnumber cores ---
+// parts that ranks claim one by one, if ranks outnumber cores
 
-// Calls work(part) for those of `parts` that this rank gets, and waits for the others.
+// Calls work(part) for the parts that this rank claims, and waits for the others.
 template <class Work>
 void do_claimed(Context& context, uint64_t parts, Work&& work) {
   context.wait_until([&] {
@@ -162,8 +164,8 @@ void reduce_block(Context& context, const Operation& operation, const SharedArgu
   }
 }
 
-// Steps of private buffers. The sums lie where local rank 0 has staged its input: a rank then finds
-// all of a step in one place.
+// The steps for private buffers. The sums overwrite the staged input of local rank 0, so that a
+// rank finds all of a step in one place.
 class StagedSteps {
  public:
   StagedSteps(Context& context, const Operation& operation)
@@ -247,10 +249,10 @@ class StagedSteps {
 
 void reduce_part(Context& context, const Operation& operation, const SharedArguments& arguments,
                  const Range& part) {
-  constexpr size_t kBlockBytes = kCacheBlockBytes / 2;  // several outputs are copied from one
+  constexpr size_t kBlockBytes = kCacheBlockBytes / 2;  // several outputs are copied from one block
   const size_t size = operation.reduction.element_bytes;
   const auto ranks = static_cast<uint64_t>(context.place().local_size);
-  // Two outputs are written in one pass: no blocks are needed then.
+  // Two outputs are written in one pass, without blocks.
   const uint64_t stride = ranks <= 2 ? std::max<uint64_t>(1, part.count()) : kBlockBytes / size;
   for (uint64_t begin = part.begin; begin < part.end; begin += stride) {
     reduce_block(context, operation, arguments, {begin, std::min(part.end, begin + stride)});
@@ -258,7 +260,8 @@ void reduce_part(Context& context, const Operation& operation, const SharedArgum
   context.intra_bytes() += 2 * ranks * part.count() * size;
 }
 
-// Of buffers that all ranks of the node can reach; the collective is open, and all agree.
+// Reduces in place on buffers that all ranks of the node can reach; the collective is open, and all
+// agree.
 void reduce_in_place_claimed(Context& context, const Operation& operation,
                              const SharedArguments& arguments) {
   // Some microseconds of work, so that nobody waits long for the last part.
@@ -272,9 +275,9 @@ void reduce_in_place_claimed(Context& context, const Operation& operation,
   context.finish_steps(1);
 }
 
-// Of private buffers: step by step all ranks stage their inputs, whoever runs sums parts of the
-// step, and all copy the result: nobody waits for a rank that has no core yet, only to have its
-// slice. Opens the collective.
+// Opens the collective and reduces private buffers step by step: all ranks stage their inputs,
+// running ranks sum parts of the step, and all copy the result. No rank waits for the slice of a
+// rank that has no core yet.
 void reduce_staged_claimed(Context& context, const Operation& operation) {
   StagedSteps steps(context, operation);
   // As in ChunkPipeline::open().
@@ -286,7 +289,7 @@ void reduce_staged_claimed(Context& context, const Operation& operation) {
   context.wait_for_headers();
   if (!stages_first) steps.stage(0);
   for (uint64_t step = 0; step < steps.count(); ++step) {
-    // One ahead: when a rank gets its turn, most have staged what it is to sum.
+    // One step ahead: when a rank gets its turn, most ranks have staged the inputs of its sums.
     if (step + 1 < steps.count()) steps.stage(step + 1);
     steps.reduce(step);
     steps.gather(step);
@@ -307,7 +310,7 @@ void reduce_in_place(Context& context, const Operation& operation,
   });
 }
 
-// `shared`: the buffers of all ranks of the node, where they are in reach.
+// `shared`: the buffers of all ranks of the node, if they are in reach.
 void reduce_chunks(Context& context, const Operation& operation,
                    const std::optional<SharedArguments>& shared) {
   const WirePlan plan = context.sizes().wire_plan(operation.bytes());
@@ -322,8 +325,8 @@ void reduce_chunks(Context& context, const Operation& operation,
       .run(operation);
 }
 
-// Few ranks that take turns on cores: slices of their own are as fast in several steps, and
-// up to a quarter faster with a dozen.
+// Returns true if ranks claim parts of the sums. A few ranks that take turns on cores are as fast
+// with fixed slices in several steps, and up to a quarter faster with a dozen ranks.
 bool shares_out_sums(const Context& context, const Operation& operation) {
   const LocalGroup& local = context.local();
   const bool one_step = operation.bytes() <= context.sizes().node_step_bytes();
@@ -371,7 +374,7 @@ void allreduce_on_node(Context& context, const Operation& operation) {
   const Chunking chunking(operation.count, operation.reduction.element_bytes,
                           context.sizes().node_step_bytes());
   Stages stages = stages_of(context, operation, chunking.steps, 0);
-  stages.store = context.sizes().tuning().store;  // of those that are compared
+  stages.store = context.sizes().tuning().store;  // the store of the compared tuning
   stages.out_store = Store::kOrdinary;
   AllreducePipeline(context, operation, chunking, stages, nullptr).run_on_node(operation);
 }

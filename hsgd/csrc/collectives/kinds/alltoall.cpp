@@ -1,7 +1,7 @@
-// Alltoall, with counts of its own from each rank to each.
+// kAlltoall: exchanges blocks with an individual count for each pair of ranks.
 //
-// Each rank knows only its own counts: all add up one number per count, which cancel when both
-// sides agree, and say which differ when they do not.
+// Each rank knows only its own counts. All ranks sum one number per count; the numbers cancel if
+// both sides agree, and show which counts differ if not.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -23,10 +23,10 @@
 namespace hsgd {
 namespace {
 
-// In each step a rank stages in its in ring what it sends to some ranks of one node; leaders pass
-// that on to this node, where it lands in the only out ring, and receive the same from another one;
-// and each rank copies what it needs from there, or from its peers' in rings. Each byte crosses a
-// link once, and inside a node costs 4 accesses.
+// The pipeline. In each step a rank stages in its in ring the data for some ranks of one node;
+// leaders send it to that node, where it lands in the only out ring, and receive the same from
+// another one; each rank copies its data from there, or from its peers' in rings. Each byte crosses
+// a link once, and costs 4 accesses inside a node.
 class AlltoallPipeline final : public ChunkPipeline {
  public:
   AlltoallPipeline(Context& context, const Operation& operation, const AlltoallLayout& layout,
@@ -47,7 +47,7 @@ class AlltoallPipeline final : public ChunkPipeline {
   }
 
  private:
-  // Nodes, then groups of ranks on them, then pieces of blocks.
+  // One step: counts over nodes, then groups of ranks on them, then pieces of blocks.
   struct Turn {
     int to;       // node
     int from;     // node
@@ -70,7 +70,8 @@ class AlltoallPipeline final : public ChunkPipeline {
     for (uint64_t rank = turn.ranks.begin; rank < turn.ranks.end; ++rank) {
       set_offset(slot, static_cast<int>(rank - turn.ranks.begin), end);
       const int place = first + static_cast<int>(rank);
-      if (rank >= ranks || place == map_.place()) continue;  // see gather() for the second
+      if (rank >= ranks || place == map_.place())
+        continue;  // a rank's own block is copied by gather()
       const Range piece = sent_[static_cast<size_t>(place)].piece(turn.piece);
       const size_t bytes = piece.count() * element_bytes_;
       context_.copy()(slot + end, in_ + piece.begin * element_bytes_, bytes, stages_.store);
@@ -80,8 +81,8 @@ class AlltoallPipeline final : public ChunkPipeline {
     set_offset(slot, static_cast<int>(turn.ranks.count()), end);
   }
 
-  // Both sides go through the ranks of a node in the same order, because messages between two
-  // leaders are matched in order.
+  // Both sides use the same order of ranks, because messages between two leaders are matched in
+  // order.
   void begin_exchange(uint64_t step) override {
     messages_->begin();
     const Turn turn = this->turn(step);
@@ -114,7 +115,7 @@ class AlltoallPipeline final : public ChunkPipeline {
     const int index = static_cast<int>(own - turn.ranks.begin);
     const int ranks = map_.ranks_on(turn.from);
     for (int i = 0; i < ranks; ++i) {
-      const int rank = (local().rank() + i) % ranks;  // not all from the same one at once
+      const int rank = (local().rank() + i) % ranks;  // not all ranks read from the same one
       const int place = map_.first(turn.from) + rank;
       const Range piece = received_[static_cast<size_t>(place)].piece(turn.piece);
       const size_t bytes = piece.count() * element_bytes_;
@@ -130,7 +131,7 @@ class AlltoallPipeline final : public ChunkPipeline {
     }
   }
 
-  // Of what a local rank of another node sends.
+  // Returns the place for the data of a local rank of another node.
   std::byte* landing(uint64_t step, int rank) const {
     return out_slot(0, step) + static_cast<size_t>(rank) * layout_.landing_bytes();
   }
@@ -146,7 +147,7 @@ class AlltoallPipeline final : public ChunkPipeline {
   const size_t element_bytes_;  // of an element
 };
 
-// --- small: what a rank sends to all others, behind the offsets of each, is a packet ---
+// small: a packet holds offsets, then the data for all other ranks
 
 size_t packet_bytes(const Context& context) {
   const size_t oneshot_bytes = context.sizes().oneshot_bytes();
@@ -185,7 +186,7 @@ void take_packets(Context& context, const Operation& operation) {
   }
 }
 
-// --- what all ranks must know before data moves ---
+// counts: all ranks check them before data moves
 
 ExchangeNote note_of(const Context& context, const Operation& operation,
                      const AlltoallLayout& layout) {
@@ -222,7 +223,8 @@ size_t join(const std::vector<Payload>& parts, std::byte* out, bool) {
   return static_cast<size_t>(end - out);
 }
 
-// Every node hears the packets of all ranks, when all are small, in the order of places.
+// Exchanges the notes between nodes; if all packets are small, every node gets all of them in the
+// order of places.
 ExchangeNote notes_between_nodes(Context& context) {
   const size_t stride = packet_bytes(context);
   const Place& place = context.place();
@@ -252,7 +254,7 @@ ExchangeNote notes_between_nodes(Context& context) {
   return all;
 }
 
-// Throws what ranks that disagree about one count are told. `call` begins the text.
+// Throws the error for ranks that disagree about one count. `call` begins the text.
 [[noreturn]] void fail_counts(const std::string& call, const hsgd_label* label, int from,
                               uint64_t sent, int to, uint64_t expected, hsgd_dtype dtype) {
   const char* name = hsgd_dtype_name(dtype);
@@ -267,7 +269,7 @@ ExchangeNote notes_between_nodes(Context& context) {
       side_of(from, known), side_of(to, known));
 }
 
-// All ranks know that some counts differ. Now they exchange all of them, to say which.
+// Exchanges all counts after all ranks know that some differ, and reports which.
 [[noreturn]] void fail_imbalance(Context& context, const Operation& operation) {
   const auto size = static_cast<size_t>(context.place().size);
   const std::string call = context.what();
@@ -293,19 +295,19 @@ ExchangeNote notes_between_nodes(Context& context) {
   std::abort();
 }
 
-// --- in place, on one node: ranks tell where in a shared buffer lies what they send to whom ---
+// in place, on one node: ranks publish the offsets of their data in a shared buffer
 
 std::byte* offsets_in_slot(const Context& context, int rank) {
   return context.local().in_slot(rank, context.base());
 }
 
-// The shared buffer that holds this rank's input; nullptr when there is none, or the others could
-// not use it.
+// Publishes the offsets and returns the shared buffer with this rank's input; nullptr if there is
+// none, or if the others could not use it.
 std::shared_ptr<SharedBuffer> tell_offsets(Context& context, const Operation& operation) {
   if (!context.one_node() || context.arena().empty()) return nullptr;
   std::shared_ptr<SharedBuffer> buffer = context.arena().find(operation.in, operation.bytes());
   if (buffer == nullptr) return nullptr;
-  // The slot is this rank's when its peers have finished the step that it held before.
+  // This rank may use the slot after its peers have finished the step that it held before.
   context.wait_until([&] {
     return context.local().peers_freed(&Progress::gathered, context.base(), context.slots());
   });

@@ -1,4 +1,4 @@
-// Offsets and bounds.
+// AlltoallLayout: computes offsets and bounds.
 #include "collectives/kinds/alltoall_layout.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kLeastUnitBytes = sizeof(double);  // the largest element
 
-// So many that offsets, and what rounding costs, take half of a slot.
+// Returns the number of ranks for which offsets and rounding take half of a slot.
 int ranks_that_fit(const NodeMap& map, size_t slot_bytes) {
   const size_t per_rank = sizeof(uint32_t) + kLeastUnitBytes;
   HSGD_CHECK(slot_bytes / 2 >= 2 * per_rank);

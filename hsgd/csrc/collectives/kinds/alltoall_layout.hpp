@@ -1,10 +1,9 @@
-// Where an alltoall puts what: a slot holds what one rank sends to a group of ranks of one node, a
-// segment for each.
+// AlltoallLayout: computes where an alltoall places its data; the same on all ranks.
 //
-// Owns the arithmetic, which is the same on all ranks. A slot begins with offsets, so that nobody
-// needs to know how much others send one another:
+// A slot holds what one rank sends to a group of ranks of one node, one segment for each. It begins
+// with offsets, so that no rank needs to know how much others exchange:
 //
-//   where the segment of each rank of the group begins, and the end | segment | segment | ...
+//   begin of each rank's segment, and the end | segment | segment | ...
 #ifndef HSGD_COLLECTIVES_KINDS_ALLTOALL_LAYOUT_HPP_
 #define HSGD_COLLECTIVES_KINDS_ALLTOALL_LAYOUT_HPP_
 
@@ -15,27 +14,28 @@
 
 namespace hsgd {
 
-// `count` offsets, and the end, at the beginning of a slot or a packet.
+// Access the header of a slot or a packet: `count` offsets and the end.
 size_t offsets_bytes(int count);
 uint32_t offset_at(const std::byte* header, int index);
 void set_offset(std::byte* header, int index, uint64_t offset);
 
 class AlltoallLayout {
  public:
-  // `slot_bytes`: of a ring of one rank, and of the ring in which a node receives.
+  // `slot_bytes`: the size in a ring of one rank and in the ring in which a node receives.
   AlltoallLayout(const NodeMap& map, size_t slot_bytes);
-  // The pieces that the blocks which this rank sends must be cut into, so that they fit; `counts`
-  // by rank.
+  // Returns the number of pieces into which this rank's blocks must be cut to fit; `counts` by
+  // rank.
   uint64_t pieces_needed(const uint64_t* counts, size_t element_bytes) const;
   int groups() const { return groups_; }
-  Range group(uint64_t index) const;  // local ranks, of which smaller nodes lack some
-  // Steps of one piece: a group of each node.
+  Range group(uint64_t index) const;  // local ranks; smaller nodes lack some
+  // Returns the steps of one piece: one for each group of each node.
   uint64_t turns() const {
     return static_cast<uint64_t>(map_.nodes()) * static_cast<uint64_t>(groups_);
   }
   size_t unit_bytes() const { return unit_bytes_; }
   size_t header_bytes() const;
-  // What a rank sends in one step at most; on a node the segments of remote ranks lie so far apart.
+  // Returns the most bytes that a rank sends in one step; the distance of remote ranks' segments in
+  // a node's ring.
   size_t landing_bytes() const { return landing_bytes_; }
 
  private:
@@ -43,7 +43,7 @@ class AlltoallLayout {
   size_t landing_bytes_;
   int group_ranks_;
   int groups_;
-  size_t unit_bytes_;  // cache lines, unless so many ranks share a slot that too little remains
+  size_t unit_bytes_;  // a cache line, or less if many ranks share a slot
 };
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Sizes, overlaps and the choice of kernels.
+// Checks sizes and overlaps, and chooses kernels.
 #include "collectives/kinds/arguments.hpp"
 
 #include "core/base/dtypes.hpp"
@@ -46,7 +46,7 @@ Operation operation_of(const Context& context, const hsgd_call& call) {
   return operation;
 }
 
-// Field by field: a struct that is stored in parts and copied as a whole waits for its parts.
+// Sets field by field: copying a struct as a whole right after its parts were stored stalls.
 Operation reduction_of(const Context& context, const hsgd_call& call) {
   Operation operation = operation_of(context, call);
   Reduction& reduction = operation.reduction;

@@ -1,7 +1,7 @@
-// Broadcast.
+// kBroadcast: copies the root's data to all ranks.
 //
-// The root stages its data once, and all ranks of its node copy it; between nodes leader k of each
-// receives part k of a step in the node's out ring and passes it on.
+// The root stages its data once, and all ranks of its node copy it. Between nodes leader k of each
+// node receives part k of a step in the node's out ring and sends it on.
 #include <algorithm>
 
 #include "collectives/kinds/arguments.hpp"
@@ -17,7 +17,7 @@ namespace {
 
 class BroadcastPipeline final : public ChunkPipeline {
  public:
-  // `root`: local rank of the root, or -1 when it is on another node.
+  // `root`: local rank of the root, or -1 if it is on another node.
   BroadcastPipeline(Context& context, const Operation& operation, const Chunking& chunking,
                     const Stages& stages, int root, BroadcastSteps* copies)
       : ChunkPipeline(context, stages),
@@ -31,7 +31,7 @@ class BroadcastPipeline final : public ChunkPipeline {
   }
 
  private:
-  // The slot must be copied by everybody here, and sent by all leaders.
+  // Returns true if all ranks of the node have copied the slot and all leaders have sent it.
   bool may_stage(uint64_t step) const override {
     if (!peers_freed(&Progress::gathered, step) || !earlier_is_sent(step)) return false;
     for (int lane = 0; lane < stages_.leaders; ++lane) {
@@ -48,7 +48,7 @@ class BroadcastPipeline final : public ChunkPipeline {
     copy(slot, data_ + chunk.begin * element_bytes_, chunk, stages_.store);
   }
 
-  // Receiving overwrites the slot of an earlier step: it must be copied by everybody here.
+  // Returns true if all ranks of the node have copied the earlier step that receiving overwrites.
   bool may_exchange(uint64_t step) const override {
     if (step >= copies_->finished() + context_.slots()) return false;
     if (!copies_->is_root()) {
@@ -78,7 +78,8 @@ class BroadcastPipeline final : public ChunkPipeline {
     context_.intra_bytes() += chunk.count() * element_bytes_;
   }
 
-  // Where a step lies on this node: in the root's in ring, or where leaders received it.
+  // Returns the place of a step on this node: the root's in ring, or the ring in which leaders
+  // received it.
   std::byte* slot(uint64_t step) const {
     return root_ >= 0 ? in_slot(root_, step) : out_slot(0, step);
   }
@@ -91,7 +92,7 @@ class BroadcastPipeline final : public ChunkPipeline {
   BroadcastSteps* copies_;  // on leaders
 };
 
-// Each rank copies its part from the root's buffer into those of all others.
+// Copies this rank's part from the root's buffer into those of all others.
 void copy_part(Context& context, const Operation& operation, const SharedArguments& arguments) {
   const int size = context.place().local_size;
   const Range part = part_of(operation.bytes(), size, context.place().local_rank, 1);

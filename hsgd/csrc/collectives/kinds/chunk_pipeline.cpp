@@ -1,4 +1,4 @@
-// The state machine of all large collectives.
+// ChunkPipeline: the state machine of all large collectives.
 #include "collectives/kinds/chunk_pipeline.hpp"
 
 #include <algorithm>
@@ -21,8 +21,8 @@ Range Chunking::chunk(uint64_t step) const {
   return {step * elements, std::min(count, (step + 1) * elements)};
 }
 
-// The first step is staged before the other ranks see the header of this one: they need not wait
-// for it then.
+// Opens the collective. The first step is staged before the other ranks see this rank's header, so
+// that they need not wait for it later.
 void ChunkPipeline::open(const Operation& operation) {
   if (context_.is_open()) return;
   context_.wait_until([&] { return stage_first(); });
@@ -53,7 +53,8 @@ bool ChunkPipeline::stage_first() {
          try_stage(Permission::kUnknown);
 }
 
-// Between nodes headers wait for it: a collective takes a round trip less.
+// Returns the first step once it is reduced. Headers between nodes wait for it, which saves a round
+// trip.
 std::optional<RoundPayload*> ChunkPipeline::first_step() {
   if (!stages_.rides) return nullptr;
   if (!may_exchange(0)) return std::nullopt;
@@ -62,8 +63,8 @@ std::optional<RoundPayload*> ChunkPipeline::first_step() {
   return payload;
 }
 
-// A rank reduces the first step before it knows of other nodes, and no more: when it knows, all
-// ranks here have done so.
+// Does one piece of work. A rank reduces only the first step before other nodes agree; after that
+// all ranks of the node have done so.
 Step ChunkPipeline::step(Permission permission) {
   hsgd_record* record = context_.record();
   bool moved = at_level(record, &hsgd_record::reduce, [&] { return try_stage(permission); });
@@ -91,8 +92,8 @@ bool ChunkPipeline::is_done() const {
 
 // --- stage ---
 
-// A slot is free again when all ranks of the node have read the step that it held before: they
-// reduce it, or they gather it, which they do when all leaders have sent it.
+// Returns true if the slot is free: all ranks of the node have read the step that it held. They
+// read it to reduce it, or gather it after all leaders have sent it.
 bool ChunkPipeline::may_stage(uint64_t step) const {
   // One step ahead keeps the ring in cache; between nodes the link is slower than any cache.
   const uint64_t ahead = stages_.leaders == 0 ? 2 : context_.slots();
@@ -153,7 +154,7 @@ bool ChunkPipeline::try_stage(Permission permission) {
 
 bool ChunkPipeline::try_reduce() {
   if (reduced_ == staged_ || !peers_reached(&Progress::staged, reduced_)) return false;
-  // The out slot held an earlier step: everybody must have gathered that.
+  // The out slot held an earlier step, which all ranks must have gathered.
   if (stages_.gathers && !stages_.sums_in_ring()) {
     if (reduced_ >= gathered_ + context_.slots()) return false;
     if (!peers_freed(&Progress::gathered, reduced_)) return false;
@@ -167,8 +168,8 @@ bool ChunkPipeline::try_reduce() {
 
 // --- exchange between nodes ---
 
-// What is sent must be ready on all ranks, and what arrives lands where an earlier step was, which
-// everybody must have gathered: who reduces has looked at that.
+// Returns true if the data is ready on all ranks and all ranks have gathered the step that arriving
+// data overwrites; ranks that reduce have already checked the latter.
 bool ChunkPipeline::may_exchange(uint64_t step) const {
   if (stages_.reduces) return step < reduced_ && peers_reached(&Progress::reduced, step);
   return step < staged_ && peers_reached(&Progress::staged, step) &&

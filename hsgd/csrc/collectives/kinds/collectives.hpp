@@ -1,7 +1,7 @@
-// The collectives: each is a kind, in a file of its own, that all ranks call alike.
+// CollectiveKind: the collectives, each defined in its own file.
 //
-// Each checks its arguments, says what is to be done, and chooses between its forms by size and by
-// where the arguments lie (one-shot, in place, chunk pipeline), the same on all ranks.
+// Each checks its arguments, describes the operation, and chooses its form (one-shot, in place,
+// chunk pipeline) by size and by the memory of the arguments; the choice is the same on all ranks.
 #ifndef HSGD_COLLECTIVES_KINDS_COLLECTIVES_HPP_
 #define HSGD_COLLECTIVES_KINDS_COLLECTIVES_HPP_
 
@@ -10,13 +10,13 @@
 namespace hsgd {
 
 struct CollectiveKind {
-  // Local. Throws HSGD_ERR_ARGUMENT.
+  // Checks the call on this rank alone. Throws HSGD_ERR_ARGUMENT.
   void (*check)(const Place& place, const hsgd_call& call);
-  // Local. The call outlives it.
+  // Returns the operation of a call, on this rank alone. The call outlives it.
   Operation (*operation)(const Context& context, const hsgd_call& call);
-  // Collective over all ranks of the context, of which there are at least two; blocking. Throws
-  // what waiting throws (collectives/context/context.hpp), and MismatchError when ranks called
-  // different things, before any data has moved.
+  // Runs the operation with all ranks of the context, at least two; blocks. Throws the errors of
+  // waiting (collectives/context/context.hpp), and MismatchError if ranks called different things,
+  // before any data has moved.
   void (*run)(Context& context, const Operation& operation);
 };
 
@@ -27,8 +27,8 @@ extern const CollectiveKind kReduceScatter;
 extern const CollectiveKind kAllgather;
 extern const CollectiveKind kAlltoall;
 
-// In the order of hsgd_kind. nullptr: not one by itself, but made of others
-// (collectives/queue/call_table.cpp), or none at all.
+// Returns a kind; the table is in the order of hsgd_kind. nullptr: a kind made of two collectives
+// (collectives/queue/call_table.cpp), or an unknown one.
 inline const CollectiveKind* kind_of(hsgd_kind kind) {
   static constexpr const CollectiveKind* kKinds[] = {
       &kAllreduce, &kBroadcast, &kBarrier, &kReduceScatter, &kAllgather, &kAlltoall,
@@ -38,7 +38,7 @@ inline const CollectiveKind* kind_of(hsgd_kind kind) {
   return static_cast<size_t>(kind) < kCount ? kKinds[kind] : nullptr;
 }
 
-// An allreduce of the ranks of this node alone, with the tuning at hand; for measuring.
+// Runs an allreduce of this node's ranks alone with the current tuning; for measuring.
 void allreduce_on_node(Context& context, const Operation& operation);
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Sums and copies from cells.
+// run_one_shot(): sums and copies from cells.
 #include "collectives/kinds/one_shot.hpp"
 
 #include <cstring>
@@ -36,7 +36,7 @@ void copy_result(Context& context, const Operation& operation) {
   context.intra_bytes() += part.count() * size;
 }
 
-// The payload of the one node that has it.
+// Copies the payload of the one node that has it.
 size_t pick(const std::vector<Payload>& parts, std::byte* out, bool) {
   for (const Payload& part : parts) {
     if (part.bytes == 0) continue;
@@ -46,8 +46,8 @@ size_t pick(const std::vector<Payload>& parts, std::byte* out, bool) {
   return 0;
 }
 
-// Sums of groups of nodes, in order. 16-bit floats are float32 until all nodes are in the sum,
-// unless that is one step.
+// Sums groups of nodes in order. 16-bit floats stay float32 until all nodes are in the sum, unless
+// that takes one step.
 class NodeSums {
  public:
   NodeSums(const Context& context, const Operation& operation)
@@ -118,8 +118,8 @@ void run_between_nodes(Context& context, const Operation& operation) {
   if (operation.count > 0 && !is_root) copy_result(context, operation);
 }
 
-// The rank that opens the collective last sums for all of them: no rank then reads all payloads but
-// that one.
+// Runs the form in which the last rank to open the collective sums for all, so that only this rank
+// reads all payloads.
 void run_combined(Context& context, const Operation& operation) {
   const size_t bytes = operation.bytes();
   std::byte* result = context.local().result_payload(context.sequence(), bytes);

@@ -1,8 +1,8 @@
-// Small payloads: one synchronization, in which each rank's payload travels beside its header.
+// run_one_shot(): moves small payloads with one synchronization; each rank's payload travels beside
+// its header.
 //
-// Owns the form of allreduce, broadcast, barrier and reduce_scatter that takes the whole payload at
-// once. Inside a node everybody reads everybody's cell; between nodes the first leader sends what
-// its node has together with the headers.
+// Serves allreduce, broadcast, barrier and reduce_scatter. Inside a node each rank reads all cells;
+// between nodes the first leader sends its node's payload together with the headers.
 #ifndef HSGD_COLLECTIVES_KINDS_ONE_SHOT_HPP_
 #define HSGD_COLLECTIVES_KINDS_ONE_SHOT_HPP_
 
@@ -12,7 +12,7 @@ namespace hsgd {
 
 bool is_small(const Context& context, const Operation& operation);
 void run_one_shot(Context& context, const Operation& operation);
-// The same over the ranks of this node, whatever others there are.
+// Runs the same over the ranks of this node only.
 void run_one_shot_on_node(Context& context, const Operation& operation);
 
 }  // namespace hsgd

@@ -1,9 +1,9 @@
-// Reduce_scatter, with a block of its own size for each rank.
+// kReduceScatter: reduces, and leaves a block of individual size on each rank.
 //
-// Each element is summed as in an allreduce: local ranks in order, then nodes as the schedule says.
-// On one node a rank stages all but its own pieces and reduces those straight into its output.
-// Between nodes the ranks of a node share the reduction of a step, leaders send on the sums that
-// other nodes need, narrowed where that is asked for, and each rank takes its pieces.
+// Each element is summed as in an allreduce: local ranks in order, then nodes in the schedule's
+// order. On one node a rank stages all but its own pieces and reduces those straight into its
+// output. Between nodes the ranks of a node share the reduction of a step, leaders send the sums
+// that other nodes need, narrowed on request, and each rank takes its pieces.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -21,7 +21,7 @@
 namespace hsgd {
 namespace {
 
-// What of `a` lies in `b`; empty where they do not meet.
+// Returns the intersection of two ranges; empty if they do not overlap.
 Range common(const Range& a, const Range& b) {
   const uint64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};
@@ -33,7 +33,7 @@ struct ReduceTarget {
   Store store;
 };
 
-// What all forms do with a step, in which pieces of all blocks lie in some order.
+// The base of all forms: stages and reduces steps that hold pieces of all blocks in some order.
 class ReduceScatterPipeline : public ChunkPipeline {
  protected:
   ReduceScatterPipeline(Context& context, const Operation& operation, const Stages& stages)
@@ -52,7 +52,7 @@ class ReduceScatterPipeline : public ChunkPipeline {
     context_.intra_bytes() += bytes;
   }
 
-  // Sums it over the ranks here.
+  // Sums `part` over the ranks of this node.
   void reduce_part(uint64_t step, const Range& part, uint64_t from, const ReduceTarget& target) {
     if (part.count() == 0) return;
     std::vector<const void*>& inputs = context_.inputs();
@@ -127,7 +127,7 @@ class BetweenNodes final : public ReduceScatterPipeline {
     });
   }
 
-  // Of a step, an equal share of all.
+  // Returns the range of a step that this rank reduces: an equal share.
   Range reduced_here(uint64_t step) const {
     return part_of(layout_.count(step), local().size(), local().rank(), element_bytes_);
   }
@@ -154,7 +154,7 @@ class BetweenNodes final : public ReduceScatterPipeline {
     }
   }
 
-  // Calls handle(part, from) for each piece of a block in `range` of the step, which lies at `from`
+  // Calls handle(part, from) for each piece of a block in `range` of the step; `from` is its place
   // in the input.
   template <class Handle>
   void for_each_piece(uint64_t step, const Range& range, Handle&& handle) const {
@@ -173,7 +173,7 @@ class BetweenNodes final : public ReduceScatterPipeline {
     }
   }
 
-  // The same for `range` of a node's section.
+  // Does the same for `range` of a node's section.
   template <class Handle>
   void for_each_block(int node, const Range& range, Handle&& handle) const {
     for (int place = layout_.place_at(node, range.begin);

@@ -1,10 +1,9 @@
-// Where an allgather or a reduce_scatter between nodes puts what.
+// SectionLayout: computes where an allgather or a reduce_scatter between nodes places its data; the
+// same on all ranks.
 //
-// In each step a piece of each node's section, which is the blocks of its ranks side by side, goes
-// from this node or to it. Each leader carries a share of the piece, in an area of the step of its
-// own where the shares of all nodes lie in the order of RoundSchedule::nodes_by_leaf().
-//
-// Owns the arithmetic, which is the same on all ranks. Never touches data.
+// The section of a node is the blocks of its ranks side by side. Each step moves a piece of each
+// node's section. Each leader carries a share of every piece in its own area of the step, with the
+// shares of all nodes in the order of RoundSchedule::nodes_by_leaf().
 #ifndef HSGD_COLLECTIVES_KINDS_SECTION_LAYOUT_HPP_
 #define HSGD_COLLECTIVES_KINDS_SECTION_LAYOUT_HPP_
 
@@ -19,24 +18,24 @@ namespace hsgd {
 
 class SectionLayout {
  public:
-  // `counts`: elements by rank; `step_count`: of a step, more than there are nodes; `piece_count`:
-  // of a node in a step, at most.
+  // `counts`: elements by rank. `step_count`: elements of a step, more than there are nodes.
+  // `piece_count`: the most elements of a node in a step.
   SectionLayout(const NodeMap& map, const RoundSchedule& rounds, const uint64_t* counts,
                 int leaders, uint64_t step_count, uint64_t piece_count = UINT64_MAX);
   uint64_t steps() const { return steps_; }
   int leaders() const { return leaders_; }
-  // Of the section of its node, the block of the rank at `place`.
+  // Returns the block of the rank at `place` in the section of its node.
   Range block(int place) const;
-  // The same in the packed buffer of all ranks' blocks.
+  // Returns the same block in the packed buffer of all ranks' blocks.
   const Block& packed(int place) const { return blocks_[static_cast<size_t>(place)]; }
-  // Of the section of `node`, what passes through `leader` in a step.
+  // Returns the part of `node`'s section that passes through `leader` in a step.
   Range share(int node, int leader, uint64_t step) const;
-  // Where that begins in the step, in elements. Not for use by two threads at a time.
+  // Returns the begin of that share in the step, in elements. Not for two threads at a time.
   uint64_t offset(int node, int leader, uint64_t step) const;
   uint64_t count(uint64_t step) const;  // of all shares
-  // Where the shares of a leader begin in a step, by node, and the end of all.
+  // Returns the begins of a leader's shares in a step, by node, and the end of the last.
   std::vector<uint64_t> area(int leader, uint64_t step) const;
-  // The first place of `node` whose block ends behind `element` of its section.
+  // Returns the first place of `node` whose block ends behind `element` of its section.
   int place_at(int node, uint64_t element) const;
 
  private:
@@ -53,7 +52,7 @@ class SectionLayout {
   std::vector<uint64_t> ends_;   // by place, in the section of its node
   std::vector<uint64_t> pitch_;  // by node, of a piece
   uint64_t steps_ = 0;
-  mutable std::vector<uint64_t> offsets_;  // of the step asked for last, and the end
+  mutable std::vector<uint64_t> offsets_;  // of the last step queried, and the end
   mutable uint64_t offsets_step_ = UINT64_MAX;
 };
 

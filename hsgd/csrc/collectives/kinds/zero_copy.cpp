@@ -1,4 +1,4 @@
-// Who has its arguments where, and the wait for those who use them.
+// run_in_place(): finds the arguments of all ranks and waits for their users.
 #include "collectives/kinds/zero_copy.hpp"
 
 #include <cstring>
@@ -8,8 +8,8 @@
 namespace hsgd {
 namespace {
 
-// The header says where the arguments lie: shared buffers are used in place when all ranks of the
-// node have the same ones.
+// Opens a large collective with the positions of its arguments in the header. Shared buffers are
+// used in place if all ranks of the node have the same ones.
 void open_large(Context& context, const Operation& operation, const ArenaPlace places[2]) {
   constexpr size_t kPlacesBytes = 2 * sizeof(ArenaPlace);
   static_assert(kPlacesBytes <= CellHeader::kInlineBytes, "costs no further line");
@@ -40,8 +40,8 @@ std::optional<SharedArguments> shared_arguments(Context& context, const Operatio
     places[1] = place_of(*all.out_buffer, operation.out);
   }
   open_large(context, operation, places);
-  // This node's agreement is enough. Its first step goes with the headers as that of private
-  // buffers does: other nodes, and other ranks of this one, may have those.
+  // Agreement on this node is enough. Other nodes, and other ranks of this one, may have private
+  // buffers, whose first step goes with the headers; this one does the same.
   const FirstStepFn later = [] { return std::optional<RoundPayload*>(); };
   context.wait_until([&] { return context.permission(later) != Permission::kUnknown; });
   for (int rank = 0; rank < context.place().local_size; ++rank) {
@@ -56,7 +56,7 @@ std::optional<SharedArguments> shared_arguments(Context& context, const Operatio
   return all;
 }
 
-// Others read this rank's input, and may write its output, until they are through as well.
+// Waits after the work: others read this rank's input and may write its output until they finish.
 void run_in_place(Context& context, const std::function<void()>& work) {
   at_level(context.record(), &hsgd_record::reduce, [&] {
     work();

@@ -12,7 +12,7 @@
 namespace hsgd {
 namespace {
 
-// While the ranks of a group meet again, a death among them is told as soon as in a collective.
+// Reports a death among the ranks of a group that meet again, as soon as a collective would.
 class PeerWatch final : public Watch {
  public:
   PeerWatch(const LocalGroup& local, const char* what) : local_(local), what_(what) {}
@@ -21,7 +21,7 @@ class PeerWatch final : public Watch {
     local_.check_peers(LocalGroup::kAnySequence, what_);
     has_spoken_ = false;
   }
-  bool has_spoken() const { return has_spoken_; }  // what was thrown is its
+  bool has_spoken() const { return has_spoken_; }  // true if the error came from this watch
 
  private:
   const LocalGroup& local_;
@@ -29,7 +29,7 @@ class PeerWatch final : public Watch {
   bool has_spoken_ = false;
 };
 
-// Waiting failed, and nothing of this rank's own.
+// Returns true if a wait for a peer failed, and nothing of this rank's own.
 bool is_of_peer(const Error& error) {
   return error.code() == HSGD_ERR_TIMEOUT || error.code() == HSGD_ERR_PEER_LOST ||
          error.code() == HSGD_ERR_INTERRUPTED;
@@ -37,9 +37,9 @@ bool is_of_peer(const Error& error) {
 
 }  // namespace
 
-// Throws on all ranks when `body` throws on one, and names that one, of which its node may have
-// heard why and throw the same. Not asked about is the failure of a peer: who did not come once
-// would be waited for again.
+// Throws on all ranks if `body` throws on one, and names that rank; its node may know the reason
+// and throw the same error. Does not ask about the failure of a peer: the ranks would wait again
+// for a rank that did not come.
 template <class Body>
 void Communicator::attempt_on_all(const char* what, Body&& body) {
   std::optional<Error> failure;
@@ -74,16 +74,16 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
       Signature::pack(kAllocate, dtype, HSGD_SUM, once_per_node, count, hash_label(label));
   agreement.label = label;
   const char* what = once_per_node ? "shared" : "empty";
-  const size_t available = available_memory_bytes();  // all look before anybody takes
+  const size_t available = available_memory_bytes();  // all ranks look before any rank allocates
   run(agreement);
   const uint64_t id = ++allocations_;
-  // An array of the node lies in parts of the same size, each with the rank that made it, in a row.
+  // An array of the node consists of equal parts in a row, each allocated by one rank.
   const size_t parts = once_per_node ? static_cast<size_t>(context_.place().local_size) : 1;
   const size_t wanted = std::max<size_t>(1, count * hsgd_dtype_bytes(dtype));
   const size_t each = (wanted + parts - 1) / parts;
   const size_t bytes = parts > 1 ? NodeMemory::pitch(each) : round_up(each, page_bytes());
   std::shared_ptr<SharedBuffer> buffer;
-  // Each step on all ranks or on none, so that nobody waits for one that has failed.
+  // Each step succeeds on all ranks or on none, so that no rank waits for a failed one.
   attempt_on_all(what, [&] {
     if (context_.place().local_rank == 0) context_.local().appoint_meeting();
   });
@@ -92,13 +92,13 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
     buffer = share(id, bytes, available, what);
     HSGD_FAULT_POINT("empty: shared");
   });
-  if (once_per_node) return buffer;  // collectives take it for private memory
+  if (once_per_node) return buffer;  // collectives treat it as private memory
   const std::lock_guard<std::mutex> lock(mutex_);
   context_.arena().add(buffer);
   return buffer;
 }
 
-// The ranks of the node meet.
+// Creates and maps the buffer together with all ranks of the node.
 std::shared_ptr<SharedBuffer> Communicator::share(uint64_t id, size_t bytes, size_t available,
                                                   const char* what) {
   PeerWatch watch(node(), what);

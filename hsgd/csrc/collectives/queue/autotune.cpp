@@ -1,4 +1,4 @@
-// Rounds of small and large allreduces.
+// autotune(): times rounds of small and large allreduces.
 #include "collectives/queue/autotune.hpp"
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 namespace hsgd {
 namespace {
 
-// Nodes measure more or less, or nothing, but count alike: headers between nodes carry the
-// sequence.
+// Number of set-up collectives. Nodes may measure different amounts or nothing, but must count
+// alike: headers between nodes carry the sequence.
 constexpr uint64_t kSetupCollectives = 4096;
 static_assert(kSetupCollectives % kCells == 0);
 
@@ -37,7 +37,7 @@ void meet_on_node(Context& context) {
   context.wait_until([&] { return context.headers_open(); });
 }
 
-// What is decided alike on all ranks of this node.
+// Replaces each value by the highest on this node, so that all ranks decide alike.
 void most_on_node(Context& context, std::vector<double>* values) {
   const Operation operation =
       allreduce_of(context, values->data(), values->data(), values->size(), HSGD_FLOAT64, HSGD_MAX);
@@ -45,10 +45,10 @@ void most_on_node(Context& context, std::vector<double>* values) {
   run_one_shot_on_node(context, operation);
 }
 
-// Seconds of one allreduce inside the node, for each tuning in turn; the slowest rank's.
+// Returns the seconds of one allreduce inside the node on the slowest rank, for each tuning.
 std::vector<double> measure(Context& context, size_t bytes, const std::vector<Tuning>& tunings) {
   constexpr int kRounds = 5;
-  constexpr int kSmallCalls = 8;  // short ones are measured together
+  constexpr int kSmallCalls = 8;  // short calls are measured together
   constexpr size_t kSmallBytes = 64 << 10;
   const uint64_t count = bytes / sizeof(float);
   const std::vector<float> in(count, 1.0f);
@@ -97,7 +97,7 @@ Tuning measured(Context& context) {
 void autotune(Context& context) {
   if (context.place().local_size > 1) {
     context.sizes().set_tuning(measured(context));
-    // So that the jump to the first sequence of users skips no cell that somebody still reads.
+    // The jump to the users' first sequence must not skip a cell that a rank still reads.
     while (context.sequence() % kCells != 0) meet_on_node(context);
   }
   context.end_setup(kSetupCollectives);

@@ -1,8 +1,7 @@
-// The start-up measurement: which sizes and stores are fastest inside the node.
+// autotune(): measures which sizes and stores are fastest inside the node.
 //
-// Owns how that is measured: with the collectives themselves, in some milliseconds. What is faster
-// depends on the machine, and on one virtual machine even on the hour (whether cores share a
-// cache).
+// Runs the real collectives for some milliseconds. The answer depends on the machine, and on a
+// virtual machine even on the hour (whether cores share a cache).
 #ifndef HSGD_COLLECTIVES_QUEUE_AUTOTUNE_HPP_
 #define HSGD_COLLECTIVES_QUEUE_AUTOTUNE_HPP_
 
@@ -10,7 +9,7 @@
 
 namespace hsgd {
 
-// Collective; ends the set-up of the context.
+// Measures and ends the set-up of the context. All ranks must call it.
 void autotune(Context& context);
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Kinds that are one collective, and kinds that are made of two.
+// call_table: maps each kind of call to one collective or to two.
 #include "collectives/queue/call_table.hpp"
 
 #include <memory>
@@ -17,7 +17,7 @@ namespace {
 
 using Rows = std::vector<uint64_t>;
 
-// Errors tell the exchange of rows from that of the data.
+// Returns the name of the exchange of rows, so that errors distinguish it from that of the data.
 std::string name_of_rows(const hsgd_label* label) {
   const bool named = label != nullptr && label->name != nullptr;
   return named ? std::string("rows of ") + label->name : "rows";
@@ -49,8 +49,8 @@ void check_alltoall_rows(const Place& place, const hsgd_call& call) {
   check_buffers({call.in, sent.total}, {call.in, sent.total}, "one");
 }
 
-// Asks where the result goes and runs the collective into it. A place that is refused, or that
-// `check` refuses, is told when the collective is done, so that the other ranks have theirs.
+// Asks the caller for a place for the result and runs the collective into it. If there is no valid
+// place, the error is thrown after the collective, so that the other ranks get their result.
 template <class Check, class Run>
 void run_into_place(Communicator& communicator, const hsgd_call& call, const Rows& rows,
                     uint64_t bytes, Check&& check, Run&& run) {
@@ -105,7 +105,7 @@ void run_alltoall_rows(Communicator& communicator, const hsgd_call& call) {
       });
 }
 
-// Of kinds that are made of others.
+// A kind that consists of two collectives.
 struct Composite {
   void (*check)(const Place&, const hsgd_call&);
   void (*execute)(Communicator&, const hsgd_call&);

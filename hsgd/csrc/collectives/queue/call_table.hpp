@@ -1,7 +1,7 @@
-// Collectives as the C interface describes them: one hsgd_call each.
+// check_call() and execute_call(): run the collectives of the C interface, one hsgd_call each.
 //
-// Owns the kinds that are made of others: how ranks that know only their own rows tell one another
-// first. The same for calls that are made now and for those that are submitted.
+// Also implements the kinds that consist of two collectives: ranks that know only their own rows
+// first exchange their counts. Blocking and submitted calls run the same code.
 #ifndef HSGD_COLLECTIVES_QUEUE_CALL_TABLE_HPP_
 #define HSGD_COLLECTIVES_QUEUE_CALL_TABLE_HPP_
 
@@ -10,9 +10,9 @@
 
 namespace hsgd {
 
-// Local. Throws HSGD_ERR_ARGUMENT.
+// Checks a call on this rank alone. Throws HSGD_ERR_ARGUMENT.
 void check_call(const Communicator& communicator, const hsgd_call& call);
-// Collective, blocking; of a call that was checked.
+// Executes a checked call with all ranks; blocks.
 void execute_call(Communicator& communicator, const hsgd_call& call);
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Order and errors.
+// Communicator: keeps the order of collectives and handles errors.
 #include "collectives/queue/communicator.hpp"
 
 #include "collectives/kinds/collectives.hpp"
@@ -143,7 +143,7 @@ void Communicator::run_guarded(const Operation& operation) {
   try {
     run_collective(context_, operation);
   } catch (const Error& error) {
-    if (error.code() == HSGD_ERR_SIGNATURE) {  // seen by all ranks alike, before any data moved
+    if (error.code() == HSGD_ERR_SIGNATURE) {  // all ranks get it, before any data moved
       context_.skip_steps();
       throw;
     }
@@ -155,8 +155,8 @@ void Communicator::run_guarded(const Operation& operation) {
   }
 }
 
-// How many collectives this one's work stands for in the counters. Reading the clock twice takes a
-// tenth of a small one: of those every sixteenth is timed, and counts for all of them.
+// Returns how many collectives this one counts for in the times. Reading the clock twice takes a
+// tenth of a small collective: only every sixteenth of these is timed.
 uint64_t Communicator::clock_weight(const Operation& operation) const {
   constexpr uint64_t kEvery = 16;
   if (operation.bytes() > context_.sizes().oneshot_bytes() || !context_.one_node()) return 1;
@@ -164,7 +164,7 @@ uint64_t Communicator::clock_weight(const Operation& operation) const {
 }
 
 void Communicator::give_up(const Error& error, uint64_t first_missed, bool is_first) {
-  // Who waits for several calls, in whatever order, hears of each what the first one heard.
+  // A caller that waits for several calls, in any order, gets the error of the first one for each.
   const bool for_all = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
   broken_.emplace(for_all ? error.code() : HSGD_ERR_CLOSED, error.rank(), error.what());
   context_.note().fail(error, is_first);

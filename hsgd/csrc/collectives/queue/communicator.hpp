@@ -1,9 +1,8 @@
-// Two-level collectives as their users see them: what a communicator does with the ranks of its
-// node and with the other nodes.
+// Communicator: runs two-level collectives for their users.
 //
-// Owns one collective at a time, the broken state after an error, and the order of allocations.
-// Never knows Python, torch or MPI. What a collective does is in collectives/, what it is built
-// from in context/.
+// Runs one collective at a time, and keeps the broken state after an error and the order of
+// allocations. Independent of Python, torch and MPI. The collectives are in collectives/kinds/,
+// their base in collectives/context/.
 #ifndef HSGD_COLLECTIVES_QUEUE_COMMUNICATOR_HPP_
 #define HSGD_COLLECTIVES_QUEUE_COMMUNICATOR_HPP_
 
@@ -22,15 +21,16 @@ namespace hsgd {
 
 class HSGD_API Communicator final {
  public:
-  // Collective over the node; `path` and `listener` as in meet(). `transport` on leaders only.
-  // `watch`, if any, is looked at while this rank waits for others to come, and may end that.
+  // Connects the ranks of the node; all of them must call it. `path` and `listener` are as in
+  // meet(); `transport` is set on leaders only. While this rank waits for others to come, it calls
+  // `watch`, if not null, which may end the wait.
   Communicator(const std::string& path, Listener* listener, Place place,
                std::unique_ptr<Transport> transport, const hsgd_options& options,
                Watch* watch = nullptr);
   ~Communicator();
 
-  // Collective, blocking; of a kind of its own (collectives/kinds/collectives.hpp), with arguments
-  // that were checked.
+  // Runs a collective and blocks. The kind must be one of collectives/kinds/collectives.hpp, and
+  // the arguments must be checked.
   void run(const hsgd_call& call);
   void allreduce(const void* in, void* out, uint64_t count, hsgd_dtype dtype, hsgd_op op,
                  const hsgd_label* label) {
@@ -52,38 +52,40 @@ class HSGD_API Communicator final {
                 const uint64_t* receive_counts, hsgd_dtype dtype, const hsgd_label* label) {
     run(alltoall_call(in, send_counts, out, receive_counts, dtype, label));
   }
-  // Collective: memory that collectives use where it lies. In collectives/queue/allocate.cpp.
-  // `once_per_node`: one array of `count` elements for all ranks of a node, not one for each.
+  // Allocates memory that collectives use without copying; all ranks must call it. In
+  // collectives/queue/allocate.cpp. `once_per_node`: one array of `count` elements for all ranks of
+  // a node, not one for each.
   std::shared_ptr<SharedBuffer> allocate(uint64_t count, hsgd_dtype dtype, bool once_per_node,
                                          const hsgd_label* label);
 
-  // A communicator of the ranks that are left, in the old order; collective over them. This one is
-  // broken afterwards. On one node only. In collectives/queue/shrink.cpp.
+  // Returns a communicator of the surviving ranks in the old order; all of them must call it. This
+  // one is broken afterwards. On one node only. In collectives/queue/shrink.cpp.
   std::unique_ptr<Communicator> shrink(double timeout_s);
 
-  // Between two collectives that belong together: breaks the communicator, tells the other ranks,
+  // Breaks the communicator between two collectives that belong together: tells the other ranks,
   // and throws the error.
   [[noreturn]] void abandon(const Error& error);
-  // Says why this rank leaves, for the leave() or destructor that comes next in this thread.
+  // Sets the reason that the next leave() or destructor in this thread reports.
   void explain_leaving(const std::string& words) { context_.local().explain_leaving(words); }
   // Tells the other ranks, as the destructor would, that this one takes part in no more
-  // collectives. Not while one runs.
+  // collectives. Must not be called while one runs.
   void leave();
 
-  // False in a forked child, where nothing may be called but this.
+  // Returns false in a forked child, in which no other member may be called.
   bool is_mine() const { return owner_.is_this_process(); }
-  // Throws where a thread of hsgd's own cannot execute collectives.
+  // Throws if a background thread cannot execute collectives.
   void check_background() const;
   void set_background_thread(std::thread::id thread) { context_.set_background_thread(thread); }
   void stop_waiting(bool wanted) { context_.stop_waiting(wanted); }
   void expire(double timeout_s) { context_.expire(timeout_s); }
-  // Throws PeerLost when a rank of this node has died, for waits outside of collectives.
+  // Throws PeerLost if a rank of this node has died; for waits outside of collectives.
   void check_alive(int rank, const std::string& what) const;
-  // The ranks of this node, for what is built beside collectives.
+  // Returns the ranks of this node, for uses outside of collectives.
   const LocalGroup& node() const { return context_.local(); }
-  int local_rank_of(int world_rank) const;    // -1: on another node
-  int node_of(int world_rank) const;          // -1: no rank of this communicator
-  void tell_hosts(const std::string& names);  // of all nodes, separated by commas, for others
+  int local_rank_of(int world_rank) const;  // -1: on another node
+  int node_of(int world_rank) const;        // -1: no rank of this communicator
+  void tell_hosts(
+      const std::string& names);  // publishes the host names of all nodes, separated by commas
   int descriptor() const { return context_.links().descriptor(); }  // see Transport
   const hsgd_options& options() const { return context_.options(); }
   const Place& place() const { return context_.place(); }
@@ -97,7 +99,7 @@ class HSGD_API Communicator final {
   void run(const Operation& operation);
   void run_guarded(const Operation& operation);
   uint64_t clock_weight(const Operation& operation) const;
-  // `is_first`: of the ranks of this node to give up.
+  // `is_first`: true if this is the first rank of this node to give up.
   void give_up(const Error& error, uint64_t first_missed, bool is_first = false);
 
   std::shared_ptr<SharedBuffer> share(uint64_t id, size_t bytes, size_t available,

@@ -1,7 +1,7 @@
-// Communicator::shrink(): a new communicator of the ranks that are left.
+// Communicator::shrink(): creates a communicator of the surviving ranks.
 //
-// Owns what the new one takes over from the old. The agreement on who is left is
-// node/segments/survivors.hpp's.
+// Holds only what the new communicator takes from the old. node/segments/survivors.hpp agrees on
+// the survivors.
 #include <algorithm>
 
 #include "collectives/queue/communicator.hpp"

@@ -1,4 +1,4 @@
-// What ranks tell one another before they meet.
+// split(): exchanges colors and readiness before the ranks meet.
 #include "collectives/queue/split.hpp"
 
 #include <algorithm>
@@ -16,18 +16,18 @@
 namespace hsgd {
 namespace {
 
-// What a rank tells the others. A table of these is summed over ranks of which each has filled its
-// own row only.
+// The color and key of a rank. Each rank fills only its own row of a table, and an allreduce sums
+// the tables.
 struct Choice {
   int64_t color;
   int64_t key;
 };
 struct Readiness {
   int64_t code;     // hsgd_status: whether the rank can take part
-  char words[184];  // why it cannot, or where the first rank of its color waits for the others
+  char words[184];  // the reason why it cannot, or the meeting path of the first rank of its color
 };
 
-// Every rank's row, on all ranks.
+// Returns the rows of all ranks.
 template <class Row>
 std::vector<Row> gather(Communicator& whole, const Row& own, const char* name) {
   const hsgd_topology topology = whole.topology();
@@ -39,7 +39,7 @@ std::vector<Row> gather(Communicator& whole, const Row& own, const char* name) {
   return rows;
 }
 
-// Ranks of one color by key, then rank.
+// Returns the ranks of one color by key, then rank.
 std::vector<int> members_of(const std::vector<Choice>& choices, int64_t color) {
   std::vector<int> members;
   for (size_t rank = 0; rank < choices.size(); ++rank) {
@@ -51,7 +51,7 @@ std::vector<int> members_of(const std::vector<Choice>& choices, int64_t color) {
   return members;
 }
 
-// All members have said that they are here and ready: one that does not come has died since.
+// All members have reported that they are ready: one that does not come has died since.
 class MembersWatch final : public Watch {
  public:
   MembersWatch(const Communicator& whole, const std::vector<int>& members)

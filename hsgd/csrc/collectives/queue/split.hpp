@@ -1,8 +1,7 @@
-// Communicators of some ranks of a communicator, made with its own collectives.
+// split(): creates communicators of some ranks of a communicator, with its own collectives.
 //
-// Owns the agreement on who belongs together and where they meet. One node only: between nodes the
-// MPI communicator is split instead. Never leaves a rank waiting for one that could not take part:
-// the ranks tell one another before they meet.
+// One node only: between nodes the MPI communicator is split instead. No rank waits for one that
+// cannot take part: the ranks exchange their readiness before they meet.
 #ifndef HSGD_COLLECTIVES_QUEUE_SPLIT_HPP_
 #define HSGD_COLLECTIVES_QUEUE_SPLIT_HPP_
 
@@ -12,8 +11,8 @@
 
 namespace hsgd {
 
-// Collective over `whole`, blocking. Ranks of one color form a communicator, by key, then by rank;
-// nullptr for a negative color.
+// Splits `whole`; all its ranks must call it; blocks. Ranks of one color form a communicator,
+// ordered by key, then by rank. Returns nullptr for a negative color.
 std::unique_ptr<Communicator> split(Communicator& whole, int color, int key);
 
 }  // namespace hsgd

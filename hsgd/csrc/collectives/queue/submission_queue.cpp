@@ -1,4 +1,4 @@
-// The queue of submitted collectives, its thread, and waiting for a request.
+// Submissions: the queue, its thread, and the wait for a request.
 #include "collectives/queue/submission_queue.hpp"
 
 #include <pthread.h>
@@ -15,7 +15,7 @@
 namespace hsgd {
 namespace {
 
-// How often a waiting thread asks whether it was interrupted.
+// The interval at which a waiting thread checks for an interrupt.
 constexpr int64_t kAskNs = 20'000'000;
 
 std::vector<uint64_t> copied(const uint64_t* values, int size) {
@@ -40,7 +40,7 @@ Request::Request(const hsgd_call& call, int size)
   }
   if (label_.shape != nullptr) {
     shape_.assign(label_.shape, label_.shape + label_.ndim);
-    shape_.reserve(1);  // a shape of no extents is still a shape
+    shape_.reserve(1);  // a shape of zero dimensions must not be nullptr
     label_.shape = shape_.data();
   }
 }
@@ -64,7 +64,7 @@ std::shared_ptr<Request> Submissions::submit(const hsgd_call& call) {
 }
 
 void Submissions::start_thread() {
-  const SignalsBlocked blocked;  // the thread inherits it
+  const SignalsBlocked blocked;  // the thread inherits the signal mask
   try {
     thread_ = std::thread([this] { work(); });
   } catch (const std::system_error& error) {
@@ -86,7 +86,7 @@ void Submissions::work() {
   }
 }
 
-// Executes what is next, outside of the lock.
+// Executes the next request outside of the lock.
 hsgd_status Submissions::execute_next(Lock& lock) {
   const std::shared_ptr<Request> request = std::move(queue_.front());
   queue_.pop_front();
@@ -104,7 +104,7 @@ hsgd_status Submissions::execute_next(Lock& lock) {
   return static_cast<hsgd_status>(status);
 }
 
-// Asks the program, which may run anything: outside of the lock.
+// Asks the program whether it was interrupted; outside of the lock, because it may run any code.
 bool Submissions::take_interrupt(Lock& lock) const {
   const auto interrupted = communicator_->options().interrupted;
   if (interrupted == nullptr) return false;
@@ -128,7 +128,7 @@ Submissions::Waited Submissions::wait_until(Lock& lock, double timeout_s, Finish
     const int64_t left_ns = deadline && !interrupted ? deadline->remaining_ns() : kAskNs;
     finished_.wait_for(lock, std::chrono::nanoseconds(std::clamp<int64_t>(left_ns, 0, kAskNs)));
     if (finished()) break;
-    // Asked again and again: somebody else's interrupted wait may end in between and take it back.
+    // Repeated, because the end of another interrupted wait may reset it.
     if (!interrupted) interrupted = take_interrupt(lock);
     if (interrupted && communicator_ != nullptr) communicator_->stop_waiting(true);
   }
@@ -138,7 +138,7 @@ Submissions::Waited Submissions::wait_until(Lock& lock, double timeout_s, Finish
 }
 
 void Submissions::drain() {
-  if (!is_mine()) return;  // the communicator says so better
+  if (!is_mine()) return;  // the communicator reports that with a better message
   Lock lock(mutex_);
   const uint64_t last = submitted_count_;
   if (wait_until(lock, -1, [&] { return finished_count_ >= last; }) == Waited::kInterrupted)

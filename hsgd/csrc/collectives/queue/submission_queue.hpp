@@ -1,10 +1,10 @@
-// Collectives that are submitted now and executed later, in the order of submission.
+// Submissions: executes submitted collectives later, in the order of submission.
 //
-// Owns the queue of one communicator, the thread that works it off (started by the first
-// submission, asleep while there is nothing to do), and of each request copies of its label and
-// counts and its outcome. Who waits without a time limit lends a hand: it executes what is next
-// itself where the thread has not begun. Never touches a caller's buffers once a request is done,
-// never calls hsgd_options.interrupted in its own thread, and does nothing in a forked child.
+// Owns the queue of one communicator and the thread that executes it (started by the first
+// submission, asleep while the queue is empty). Each request owns copies of its label and counts,
+// and its outcome. A caller that waits without a time limit executes the next request itself if the
+// thread has not begun it. Never touches a caller's buffers once a request is done, never calls
+// hsgd_options.interrupted in its own thread, and does nothing in a forked child.
 #ifndef HSGD_COLLECTIVES_QUEUE_SUBMISSION_QUEUE_HPP_
 #define HSGD_COLLECTIVES_QUEUE_SUBMISSION_QUEUE_HPP_
 
@@ -27,16 +27,18 @@ namespace hsgd {
 // One submitted collective.
 class Request {
  public:
-  // Copies what `call` points to, but for the buffers. `size`: ranks, the length of counts.
+  // Copies everything `call` points to, except the buffers. `size`: number of ranks, the length of
+  // counts.
   Request(const hsgd_call& call, int size);
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
   const hsgd_call& call() const { return call_; }
-  // Partner: finish(). Who sees true sees the outcome, and the result in the caller's buffer.
+  // Returns true if the request is done; a reader of true also sees the outcome and the result in
+  // the caller's buffer. Partner: finish().
   bool done() const { return done_.load(std::memory_order_acquire); }
   void finish() { done_.store(true, std::memory_order_release); }
-  // Written by who executes, before finish(); read by others once it is done.
+  // Written by the executing thread before finish(); read by others once it is done.
   hsgd_error& outcome() { return outcome_; }
   const hsgd_error& outcome() const { return outcome_; }
 
@@ -60,17 +62,18 @@ class Submissions {
   Submissions(const Submissions&) = delete;
   Submissions& operator=(const Submissions&) = delete;
 
-  // Never blocks. Throws where the communicator cannot be used by another thread.
+  // Queues a call; never blocks. Throws if the communicator cannot be used by another thread.
   std::shared_ptr<Request> submit(const hsgd_call& call);
-  // Every blocking collective begins with this, which costs it one load where nothing is open: it
-  // returns when all that was submitted before is done, however it ended. Partner: execute_next().
+  // Waits until all earlier submissions are done, with or without an error. Every blocking
+  // collective calls it first; it costs one load if nothing is open. Partner: execute_next().
   void keep_order() {
     if (open_.load(std::memory_order_acquire) != 0) drain();
   }
-  // Waits for one request and returns its outcome; HSGD_ERR_PENDING after `timeout_s`, if that is
-  // not negative. An interrupted wait breaks the communicator, as an interrupted collective does.
+  // Waits for one request and returns its outcome; returns HSGD_ERR_PENDING after `timeout_s`, if
+  // that is not negative. An interrupted wait breaks the communicator, as an interrupted collective
+  // does.
   int wait(const Request& request, double timeout_s, hsgd_error* err);
-  // Finishes what is open and ends the thread.
+  // Finishes all open requests and ends the thread.
   void close();
   bool is_mine() const { return owner_.is_this_process(); }
 
@@ -95,7 +98,7 @@ class Submissions {
   Communicator* communicator_;        // nullptr once closed
   Execute execute_;
   std::deque<std::shared_ptr<Request>> queue_;
-  bool executing_ = false;  // somebody executes; one at a time, in order
+  bool executing_ = false;  // a thread executes; one request at a time, in order
   uint64_t submitted_count_;
   uint64_t finished_count_;
   std::thread thread_;
@@ -103,7 +106,7 @@ class Submissions {
 
 }  // namespace hsgd
 
-// What a caller of the C interface holds. Outlives the communicator if it must.
+// The request handle of the C interface. May outlive the communicator.
 struct hsgd_request {
   std::shared_ptr<hsgd::Submissions> submissions;
   std::shared_ptr<hsgd::Request> request;
