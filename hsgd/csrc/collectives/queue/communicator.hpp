@@ -84,8 +84,8 @@ class HSGD_API Communicator final {
   const LocalGroup& node() const { return context_.local(); }
   int local_rank_of(int world_rank) const;  // -1: on another node
   int node_of(int world_rank) const;        // -1: no rank of this communicator
-  void tell_hosts(
-      const std::string& names);  // publishes the host names of all nodes, separated by commas
+  // Publishes the host names of all nodes, separated by commas.
+  void tell_hosts(const std::string& names);
   int descriptor() const { return context_.links().descriptor(); }  // see Transport
   const hsgd_options& options() const { return context_.options(); }
   const Place& place() const { return context_.place(); }

@@ -1,4 +1,4 @@
-// Changes and reads of ranges, chunk by chunk.
+// Box: changes and reads ranges, chunk by chunk.
 #include "onesided/box/box.hpp"
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace hsgd {
 namespace {
 
-// Larger boxes do not stay in a cache until they are read. Writes that need no old value then use
-// streaming stores: ordinary ones would load the old line first.
+// The size from which a box does not stay in a cache until it is read. Writes that need no old
+// value then use streaming stores: ordinary ones would load the old line first.
 constexpr size_t kStreamFrom = 8 << 20;
 
 unsigned long long number(uint64_t value) { return value; }
@@ -47,7 +47,7 @@ Deadline Box::patience(double timeout_s, Deadline::Interrupted interrupted) {
   return Deadline(timeout_s, interrupted);
 }
 
-// --- making and finding ---
+// creating and attaching
 
 std::unique_ptr<Box> Box::create(const std::string& key, const BoxPlan& plan,
                                  const float* initial) {
@@ -71,7 +71,7 @@ std::unique_ptr<Box> Box::create(const std::string& key, const BoxPlan& plan,
   if (initial != nullptr) {
     std::memcpy(base + plan.values_offset(), initial, plan.count * sizeof(float));
   }
-  // Nobody is answered before all of this is done.
+  // No other process gets an answer before all of this is done.
   return std::unique_ptr<Box>(new Box(std::move(segment), std::move(door), plan));
 }
 
@@ -124,8 +124,9 @@ void Box::check_range(const char* what, uint64_t offset, uint64_t count) const {
                    what, number(count), number(offset), header().key, number(plan_.count)));
 }
 
-// Calls work(part, journal) for all chunks of the range, holding each: first those that are free,
-// from a place of this holder's own on, so that several writers do not queue behind one another.
+// Calls work(part, journal) for all chunks of the range, holding each: first the free ones,
+// starting at a different place for each holder, so that several writers do not queue behind one
+// another.
 template <class Work>
 void Box::change(uint64_t offset, uint64_t count, const Deadline& deadline, Work&& work) {
   if (count == 0) return;
@@ -154,7 +155,8 @@ void Box::change(uint64_t offset, uint64_t count, const Deadline& deadline, Work
   };
   const uint64_t first_lock = first / BoxPlan::kChunksOfLock;
   const uint64_t locks = (end - 1) / BoxPlan::kChunksOfLock - first_lock + 1;
-  const uint64_t spread = std::max<uint64_t>(1, locks * 5 / 8);  // neighbours start far apart
+  const uint64_t spread =
+      std::max<uint64_t>(1, locks * 5 / 8);  // consecutive holders start far apart
   const uint64_t start = place_ * spread % locks;
   std::vector<uint64_t> busy;
   for (uint64_t i = 0; i < locks; ++i) {
@@ -171,7 +173,7 @@ void Box::change(uint64_t offset, uint64_t count, const Deadline& deadline, Work
   }
 }
 
-// The part of a chunk that is held becomes `values`.
+// Replaces the part of a locked chunk by `values`.
 void Box::replace(const Part& part, uint32_t journal, const float* values) {
   const BoxChunks::Draft draft = chunks_.begin(part, journal);
   copy_(draft.next, values, part.count * sizeof(float), Store::kOrdinary);
@@ -180,11 +182,11 @@ void Box::replace(const Part& part, uint32_t journal, const float* values) {
 
 uint64_t Box::finish_change(bool finishes) {
   if (!finishes) return version();
-  // Release: who sees the number sees the versions of the chunks; partner: version().
+  // Release: a reader of the number also sees the versions of the chunks; partner: version().
   return header().changes.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
 
-// --- what holders do ---
+// operations of holders
 
 void Box::read(float* out, uint64_t offset, uint64_t count, const Deadline& deadline) const {
   check_range("read", offset, count);
@@ -213,7 +215,7 @@ void Box::take_copy(const float* values, uint64_t offset, uint64_t count, uint64
     replace(part, journal, values + part.at);
     last.store(stamp, std::memory_order_relaxed);
   });
-  // Grows only: several ranks of the node take copies.
+  // The number only grows: several ranks of the node store copies.
   uint64_t known = header().changes.load(std::memory_order_relaxed);
   while (known < version &&
          !header().changes.compare_exchange_weak(known, version, std::memory_order_acq_rel)) {
@@ -242,7 +244,7 @@ uint64_t Box::accumulate(const void* delta, hsgd_dtype dtype, uint64_t offset, u
   return finish_change(finishes);
 }
 
-// The part of each tensor that lies in a part of a chunk.
+// Mixes the part of each tensor that lies in a part of a chunk.
 double Box::mix(const std::vector<Tensor>& weights, const std::vector<uint64_t>& starts,
                 const Part& part, ElasticArgs args, void* delta, hsgd_dtype dtype) const {
   const float* centre = args.centre;
@@ -294,8 +296,7 @@ double Box::elastic(const std::vector<Tensor>& weights, float rate, void* delta,
     finish_change(true);
     return squares;
   }
-  // A copy of some chunks that stays in the cache, so that weights are moved by values that were
-  // not torn.
+  // A copy of some chunks that stays in the cache, so that weights move by consistent values.
   const uint64_t most = BoxPlan::kChunksOfLock * plan_.chunk_count;
   std::vector<float> centre(std::min(count, most));
   args.centre = centre.data();
@@ -315,7 +316,7 @@ int64_t Box::fetch_add(uint32_t counter, int64_t value) {
                      header().key, plan_.counters));
   }
   auto& cell = *reinterpret_cast<BoxCounter*>(segment_.data() + plan_.counter_offset(counter));
-  // Acquire and release, so that a counter may tell of values that were written before.
+  // Acquire and release, so that a counter can publish values that were written before.
   return cell.value.fetch_add(value, std::memory_order_acq_rel);
 }
 

@@ -1,4 +1,4 @@
-// The protocol of a chunk; tests/models/box.pml is a model of it.
+// BoxChunks: implements the protocol of a chunk; tests/models/box.pml is a model of it.
 #include "onesided/box/chunks.hpp"
 
 #include <time.h>
@@ -16,9 +16,9 @@
 namespace hsgd {
 namespace {
 
-// A reader that was overtaken so often tries for the lock.
+// The number of failed reads after which a reader tries for the lock.
 constexpr int kTries = 16;
-constexpr int64_t kSliceNs = 20'000'000;  // of a wait for a lock, between two looks around
+constexpr int64_t kSliceNs = 20'000'000;  // one slice of a wait for a lock, between two checks
 
 void init_lock(pthread_mutex_t* lock) {
   pthread_mutexattr_t kind;
@@ -33,8 +33,9 @@ void init_lock(pthread_mutex_t* lock) {
   }
 }
 
-// 0, EOWNERDEAD, or that somebody else has it. By the clock that is never set, where the C library
-// has that (glibc 2.30, not musl): otherwise a clock that is set lengthens or ends this one slice.
+// Returns 0, EOWNERDEAD, or the error if another process has the lock. Uses the monotonic clock if
+// the C library can (glibc 2.30, not musl): otherwise setting the clock lengthens or ends this one
+// slice.
 int lock_for(pthread_mutex_t* lock, int64_t limit_ns) {
   if (limit_ns == 0) return ::pthread_mutex_trylock(lock);
   timespec until{};
@@ -54,9 +55,9 @@ int lock_for(pthread_mutex_t* lock, int64_t limit_ns) {
 #endif
 }
 
-// A release fence for `count` values that are copied next. Streamed ones, to which memcpy turns by
-// itself where there are many, pass it: they take more, which keeps the processor from fetching
-// what comes next meanwhile.
+// Issues a release fence for `count` values that are copied next. Streaming stores, which memcpy
+// uses by itself for many values, can pass a plain release fence; they need a stronger one, which
+// keeps the processor from fetching ahead meanwhile.
 void fence_before_copy(uint64_t count, Store store) {
   constexpr uint64_t kMany = 1 << 16;
   if (store == Store::kNonTemporal || count >= kMany) {
@@ -108,8 +109,8 @@ bool BoxChunks::take_lock(uint64_t lock, int64_t limit_ns) const {
     const uint64_t first = lock * BoxPlan::kChunksOfLock;
     const uint64_t end = std::min(first + BoxPlan::kChunksOfLock, plan_.chunks());
     for (uint64_t chunk = first; chunk < end; ++chunk) {
-      // What the dead holder published is whole in its journal, which nobody uses before it is
-      // home.
+      // The published version of the dead holder is complete in its journal, which no process uses
+      // before it is copied home.
       if (!BoxState(chunk_at(chunk).state.load(std::memory_order_relaxed)).is_home()) {
         bring_home(chunk, 0, values_in(chunk), Store::kOrdinary);
       }
@@ -136,7 +137,7 @@ void BoxChunks::check_lock(uint64_t lock, const Deadline& deadline) const {
              static_cast<unsigned long long>(end - 1)));
 }
 
-// Between two slices of a wait.
+// Checks the deadline between two slices of a wait.
 void BoxChunks::check(const Deadline& deadline, const std::atomic<int32_t>& holder,
                       const std::string& what) const {
   if (deadline.interrupted()) {
@@ -172,12 +173,13 @@ void BoxChunks::check_journal(uint32_t journal, const Deadline& deadline) const 
   std::string what = text("journal %u (all are taken)", journal);
   const uint64_t chunk = wanted.chunk.load(std::memory_order_relaxed);
   if (chunk == BoxJournal::kNone) return check(deadline, wanted.holder, what);
-  // Its holder may be dead: who has the lock of the chunk keeps it then.
+  // Its holder may be dead: then the holder of the chunk's lock keeps it.
   what += text(" with its change of chunk %llu", static_cast<unsigned long long>(chunk));
   check(deadline, lock_at(chunk / BoxPlan::kChunksOfLock).holder, what);
 }
 
-// False too when it still has what a dead holder published, and who brings that home is at it.
+// Returns false also if the journal still holds a dead holder's published version that another
+// process is copying home.
 bool BoxChunks::take_journal(uint32_t journal, int64_t limit_ns) const {
   BoxJournal& held = journal_at(journal);
   const int status = lock_for(&held.lock, limit_ns);
@@ -206,8 +208,8 @@ void BoxChunks::return_journal(uint32_t journal) const {
 BoxChunks::Draft BoxChunks::begin(const Part& part, uint32_t journal) const {
   const float* old = home_of(part.chunk);
   float* next = draft_in(journal);
-  // Partner: try_read(). Forbids that a reader, who may still be at the version that this journal
-  // had before, sees a value of the next one and not that the other has gone home.
+  // Partner: try_read(). Forbids that a reader of this journal's previous version sees a value of
+  // the next one without seeing that the previous one has gone home.
   fence_before_copy(values_in(part.chunk), Store::kOrdinary);
   const uint64_t end = part.begin + part.count;
   const uint64_t rest = values_in(part.chunk) - end;
@@ -222,7 +224,7 @@ void BoxChunks::publish(const Part& part, uint32_t journal, Store store) const {
   journal_at(journal).chunk.store(part.chunk, std::memory_order_relaxed);
   const BoxState state(held.state.load(std::memory_order_relaxed));
   // Partner: try_read(). Forbids that a reader sees the state before the values in the journal, and
-  // that who comes after a death sees it before the journal's chunk.
+  // that the next holder after a death sees it before the journal's chunk.
   held.state.store(state.next_in(journal).word(), std::memory_order_release);
   HSGD_FAULT_POINT("box: chunk told");
   bring_home(part.chunk, part.begin, part.count, store);
@@ -230,15 +232,15 @@ void BoxChunks::publish(const Part& part, uint32_t journal, Store store) const {
   HSGD_FAULT_POINT("box: chunk home");
 }
 
-// May be done again from the beginning by whoever comes after a death: it changes nothing that it
-// reads.
+// Copies the version home. After a death the next holder may repeat it from the beginning: it
+// changes nothing that it reads.
 void BoxChunks::bring_home(uint64_t chunk, uint64_t begin, uint64_t count, Store store) const {
   BoxChunk& held = chunk_at(chunk);
   const BoxState state(held.state.load(std::memory_order_relaxed));
   const float* draft = draft_in(state.journal()) + begin;
   float* home = home_of(chunk) + begin;
-  // Partner: try_read(). Forbids that a reader sees a value of this version at home and not that
-  // the one before is over.
+  // Partner: try_read(). Forbids that a reader sees a value of this version at home without seeing
+  // that the previous version has ended.
   fence_before_copy(count, store);
   const uint64_t half = count / 2;
   copy_(home, draft, half * sizeof(float), store);
@@ -256,7 +258,7 @@ bool BoxChunks::try_read(const Part& part, float* out) const {
   const BoxState state(wanted.state.load(std::memory_order_acquire));
   const float* from = state.is_home() ? home_of(part.chunk) : draft_in(state.journal());
   copy_(out, from + part.begin, part.count * sizeof(float), Store::kOrdinary);
-  // Partners: begin() and bring_home(). Whoever saw a value that was written over this version sees
+  // Partners: begin() and bring_home(). A reader that saw a value written over this version sees
   // here that the state has changed.
   std::atomic_thread_fence(std::memory_order_acquire);
   return wanted.state.load(std::memory_order_relaxed) == state.word();
@@ -267,7 +269,7 @@ void BoxChunks::read(const Part& part, float* out, const Deadline& deadline) con
     if (tries < kTries) continue;
     const uint64_t lock = part.chunk / BoxPlan::kChunksOfLock;
     if (take_lock(lock, kSliceNs)) {
-      HSGD_CHECK(try_read(part, out));  // nobody changes it now
+      HSGD_CHECK(try_read(part, out));  // no process changes it now
       unlock(lock);
       return;
     }

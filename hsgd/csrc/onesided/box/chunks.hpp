@@ -1,11 +1,12 @@
-// The chunks of a box: read without a lock, changed under one, whole at any moment.
+// BoxChunks: the chunks of a box, read without a lock and changed under one; every read is
+// consistent.
 //
-// Owns locks, versions and journals, and the order in which they change. A change makes the next
-// version of a chunk in a journal, which stays in a cache, publishes it there with one store, and
-// then copies it home; whoever comes after a holder that died half-way does the copying. So values
-// move through memory as in a sum in place. Readers look where the published version is. Never
-// computes values, and knows nothing of changes of several chunks. The idea is that of a redo log
-// (Mohan et al., ARIES, TODS 17, 1992); the check of readers is that of a sequence lock (Boehm, Can
+// Owns locks, versions and journals, and the order in which they change. A change writes the next
+// version of a chunk to a journal, which stays in a cache, publishes it there with one store, and
+// then copies it home. If the holder dies half-way, the next holder of the lock copies it. So
+// values move through memory as in a sum in place. Readers read the place of the published version.
+// Never computes values, and knows nothing of changes of several chunks. The idea is that of a redo
+// log (Mohan et al., ARIES, TODS 17, 1992); readers check as in a sequence lock (Boehm, Can
 // Seqlocks Get Along With Programming Language Memory Models?, MSPC 2012).
 #ifndef HSGD_ONESIDED_BOX_CHUNKS_HPP_
 #define HSGD_ONESIDED_BOX_CHUNKS_HPP_
@@ -30,37 +31,38 @@ class BoxChunks {
     uint64_t at;  // within the caller's range
   };
 
-  // In a segment that was prepared, and outlives this; for the process that makes it.
+  // Uses a prepared segment, which must outlive this object, from the process that creates the
+  // object.
   BoxChunks(std::byte* base, const BoxPlan& plan);
-  // Makes locks and states, once per segment, before anybody else sees it.
+  // Initializes locks and states, once per segment, before any other process sees it.
   static void prepare(std::byte* base, const BoxPlan& plan);
 
   Part part_of(uint64_t chunk, uint64_t offset, uint64_t count) const;
-  // Copies a part of the published version, whole. Waits only where it was overtaken many times.
-  // Throws as lock().
+  // Copies a part of one published version. Waits only if writers overtook it many times. Throws as
+  // lock().
   void read(const Part& part, float* out, const Deadline& deadline) const;
 
-  // A lock, of BoxPlan::kChunksOfLock chunks. Their values are at home then: what a dead holder
-  // published was brought there. lock() throws HSGD_ERR_TIMEOUT naming the holder,
+  // Locks kChunksOfLock chunks of BoxPlan. Their values are then at home; a version that a dead
+  // holder published is copied there. lock() throws HSGD_ERR_TIMEOUT, naming the holder, and
   // HSGD_ERR_INTERRUPTED.
   bool try_lock(uint64_t lock) const;
   void lock(uint64_t lock, const Deadline& deadline) const;
   void unlock(uint64_t lock) const;
 
-  // A journal that nobody else has, for any number of changes in a row, until it is given back.
-  // Claimed with nothing locked. `place`: where to look first. Throws as lock().
+  // Claims a journal for this caller alone, for any number of changes, until return_journal(). The
+  // caller must hold no lock. `place`: the first journal to try. Throws as lock().
   uint32_t claim_journal(uint64_t place, const Deadline& deadline) const;
   void return_journal(uint32_t journal) const;
 
-  // With the lock of the chunk: where the part's values are, and where their next ones go.
+  // The places of a part's old and next values; valid with the lock of the chunk.
   struct Draft {
     const float* old;
     float* next;
   };
   Draft begin(const Part& part, uint32_t journal) const;
-  // Publishes the draft and brings it home. `store`: ordinary where the old values were just read.
+  // Publishes the draft and copies it home. `store`: ordinary if the old values were just read.
   void publish(const Part& part, uint32_t journal, Store store) const;
-  // The last copy that was taken; with the lock.
+  // Returns the stamp of the last stored copy; needs the lock.
   std::atomic<uint64_t>& stamp(uint64_t chunk) const { return chunk_at(chunk).stamp; }
 
  private:
@@ -93,7 +95,7 @@ class BoxChunks {
   std::byte* base_;
   BoxPlan plan_;
   CopyFn copy_;
-  int32_t pid_;  // of who made this: asking the kernel takes as long as changing a chunk
+  int32_t pid_;  // of the creating process: asking the kernel takes as long as changing a chunk
 };
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Claiming a key, asking for a box, and answering.
+// BoxDoor: claims a key, asks for a box, and answers.
 #include "onesided/box/key_registry.hpp"
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ std::string name_of(const std::string& key) {
   return text("@hsgd-box-%u-%s", ::geteuid(), key.c_str());
 }
 
-// False: the holder that took the question died, or is stopped.
+// Receives the box. Returns false if the holder that accepted the request died or is stopped.
 bool receive_box(const Fd& socket, const Deadline& deadline, BoxHandover* box) {
   std::vector<pollfd> watched{{socket.get(), POLLIN, 0}};
   if (!wait_readable_until(watched, deadline)) return false;
@@ -59,7 +59,8 @@ bool receive_box(const Fd& socket, const Deadline& deadline, BoxHandover* box) {
   return true;
 }
 
-// A key can be guessed: whoever binds its name first has it.
+// Refuses a holder of another user: a key can be guessed, and the first process to bind its name
+// has it.
 void refuse_stranger(const std::string& key, const Peer& holder) {
   if (holder.is_trusted()) return;
   throw Error(HSGD_ERR_ARGUMENT, -1,
@@ -82,16 +83,16 @@ Fd claim_box_key(const std::string& key) {
                      "or give another key",
                      key.c_str()));
   }
-  // All holders accept from it, and only one of them gets who comes.
+  // All holders accept on this socket, and each connection reaches only one of them.
   if (::fcntl(door.get(), F_SETFL, O_NONBLOCK) != 0) fail_system("fcntl");
   if (::listen(door.get(), SOMAXCONN) != 0) fail_system("listen");
   return door;
 }
 
 BoxHandover ask_for_box(const std::string& key, const Deadline& deadline) {
-  constexpr double kAnswerS = 1.0;  // then another holder may be asked
+  constexpr double kAnswerS = 1.0;  // after that another holder may be asked
   constexpr double kLeastS = 0.001;
-  constexpr int64_t kTurnMs = 50;  // of one wait where too many are asking
+  constexpr int64_t kTurnMs = 50;  // one wait if too many processes are asking
   const Address address = address_of(name_of(key));
   bool found = false;
   for (int64_t pause = 1;; pause = std::min<int64_t>(20, pause * 2)) {
@@ -123,7 +124,7 @@ BoxHandover ask_for_box(const std::string& key, const Deadline& deadline) {
 
 BoxDoor::BoxDoor(BoxHandover given) : given_(std::move(given)), stop_(::eventfd(0, EFD_CLOEXEC)) {
   if (!stop_.valid()) fail_system("eventfd");
-  const SignalsBlocked blocked;  // the thread inherits it
+  const SignalsBlocked blocked;  // the thread inherits the signal mask
   try {
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
@@ -146,12 +147,12 @@ void BoxDoor::serve() {
     if (watched[1].revents != 0) return;
     const Fd asking(::accept4(given_.door.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (asking.valid() && peer_of(asking).is_trusted()) answer(asking);
-    // Without a free descriptor, who asks stays in the queue: no reason to turn in circles.
+    // Without a free descriptor the request stays in the queue: pause instead of spinning.
     if (!asking.valid() && (errno == EMFILE || errno == ENFILE)) pause_ms(100);
   }
 }
 
-// What fails here fails for the one who asks, who asks again.
+// Answers one request. A failure here affects only the asking process, which asks again.
 void BoxDoor::answer(const Fd& asking) noexcept {
   Handover message;
   message.bytes = given_.bytes;

@@ -1,9 +1,9 @@
-// The door of a parameter box: under its key, whoever holds it hands it to whoever asks.
+// BoxDoor: gives a parameter box to processes that ask for its key; any holder can answer.
 //
 // Owns the listening socket and a thread that answers. The name is abstract, "@hsgd-box-UID-KEY",
 // and belongs to the network namespace. Every holder has a descriptor of the same socket, so the
-// name lives exactly as long as one of them does, no matter which, and no other box can take it
-// meanwhile. Never maps memory.
+// name lives exactly as long as any holder, and no other box can take it meanwhile. Never maps
+// memory.
 #ifndef HSGD_ONESIDED_BOX_KEY_REGISTRY_HPP_
 #define HSGD_ONESIDED_BOX_KEY_REGISTRY_HPP_
 
@@ -17,22 +17,22 @@
 
 namespace hsgd {
 
-// What a holder gives away.
+// The descriptors that a holder sends to a new one.
 struct BoxHandover {
   Fd segment;
   Fd door;  // the listening socket
   size_t bytes = 0;
 };
 
-// Claims the key. Throws HSGD_ERR_ARGUMENT when a box has it, or it cannot be one.
+// Claims the key. Throws HSGD_ERR_ARGUMENT if another box has it or it is invalid.
 Fd claim_box_key(const std::string& key);
-// Blocking: what a holder of the key's box gives. Throws HSGD_ERR_TIMEOUT, saying whether nobody
-// has the key or its holders do not answer.
+// Asks a holder of the key's box for its descriptors; blocks. Throws HSGD_ERR_TIMEOUT, saying
+// whether no process has the key or its holders do not answer.
 BoxHandover ask_for_box(const std::string& key, const Deadline& deadline);
 
 class BoxDoor {
  public:
-  // Starts the thread, which hands out duplicates of the descriptors.
+  // Starts the thread, which sends duplicates of the descriptors.
   explicit BoxDoor(BoxHandover given);
   ~BoxDoor();
   BoxDoor(const BoxDoor&) = delete;

@@ -1,7 +1,7 @@
-// What lies in the segment of a parameter box.
+// BoxPlan: the layout of the segment of a parameter box.
 //
-// Owns offsets and the shared structs: no pointers, fixed width but for the lock, whose size is
-// that of the C library and is checked by whoever attaches. Never touches memory.
+// The shared structs have no pointers and fixed widths, except for the lock, whose size depends on
+// the C library; attaching processes check it. Never touches memory.
 //
 //   BoxHeader | BoxLock x locks | BoxChunk x chunks | BoxJournal x journals | BoxCounter x counters
 //   | a chunk of values x journals | values
@@ -30,13 +30,13 @@ struct BoxHeader {
   uint64_t count;        // float32 values
   uint64_t chunk_count;  // values of a chunk; the last may have fewer
   char key[kKeyBytes];
-  alignas(kLine) std::atomic<uint64_t> holders;     // that ever attached; gives each a place
+  alignas(kLine) std::atomic<uint64_t> holders;     // holders that ever attached; numbers them
   alignas(kLine) std::atomic<uint64_t> changes;     // writes and pushes that were finished
-  alignas(kLine) std::atomic<uint64_t> recoveries;  // locks that were taken from the dead
+  alignas(kLine) std::atomic<uint64_t> recoveries;  // locks recovered from dead holders
 };
 
-// Where the published version of a chunk lies: at home, among the values, or in a journal. One
-// word, so that both change in one store; no two versions have the same one.
+// The place of the published version of a chunk: at home, among the values, or in a journal. One
+// word, so that place and version change in one store; no two versions have the same one.
 class BoxState {
  public:
   static constexpr uint32_t kHome = 0;
@@ -57,22 +57,23 @@ class BoxState {
   uint64_t word_;
 };
 
-// Of a few chunks in a row: locking costs as much as changing one of them.
+// The lock of a few consecutive chunks: locking costs as much as changing one of them.
 struct alignas(kLine) BoxLock {
-  pthread_mutex_t lock;         // robust: the kernel takes it from a holder that dies
+  pthread_mutex_t lock;         // robust: the kernel releases it if the holder dies
   std::atomic<int32_t> holder;  // pid, for errors only
 };
 
 struct BoxChunk {
   std::atomic<uint64_t> state;  // a BoxState; written under the lock
-  std::atomic<uint64_t> stamp;  // of a copy: the last one that was taken; under the lock
+  std::atomic<uint64_t> stamp;  // in a copy: the stamp of the last stored one; under the lock
 };
 
-// Room for the next version of one chunk at a time; whoever changes values has one meanwhile.
+// Room for the next version of one chunk at a time; each process that changes values claims one.
 struct alignas(kLine) BoxJournal {
   static constexpr uint64_t kNone = UINT64_MAX;
-  pthread_mutex_t lock;         // robust
-  std::atomic<uint64_t> chunk;  // whose version it may hold, or kNone; written under the lock
+  pthread_mutex_t lock;  // robust
+  std::atomic<uint64_t>
+      chunk;  // the chunk whose version it may hold, or kNone; written under the lock
   std::atomic<int32_t> holder;  // pid, for errors only
 };
 
@@ -83,7 +84,7 @@ static_assert(sizeof(BoxCounter) == kLine && sizeof(BoxChunk) == 16);
 static_assert(sizeof(BoxLock) % kLine == 0 && sizeof(BoxJournal) % kLine == 0);
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
-// Where things lie, in bytes from the beginning of the segment.
+// The places of all parts, in bytes from the beginning of the segment.
 struct BoxPlan {
   uint64_t count = 0;
   uint64_t chunk_count = 0;
@@ -95,7 +96,8 @@ struct BoxPlan {
 
   uint64_t chunks() const { return (count + chunk_count - 1) / chunk_count; }
   uint64_t locks() const { return (chunks() + kChunksOfLock - 1) / kChunksOfLock; }
-  // As many threads change values at a time; more would wait for the locks, or for the memory.
+  // Returns the number of threads that can change values at a time; more would wait for the locks
+  // or for the memory.
   uint32_t journals() const {
     return static_cast<uint32_t>(locks() < kMostJournals ? locks() : kMostJournals);
   }

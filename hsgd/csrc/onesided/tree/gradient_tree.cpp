@@ -1,4 +1,4 @@
-// The work of a rank in the two trees.
+// Tree: the work of a rank in the two trees.
 #include "onesided/tree/gradient_tree.hpp"
 
 #include <pthread.h>
@@ -13,16 +13,16 @@ namespace hsgd {
 namespace {
 
 constexpr uint32_t kNobody = UINT32_MAX;
-// A network that keeps the order of parcels by itself gets them all at once. Over others what is
-// under way cannot be overtaken by what the next forward pass needs sooner, so a parcel shall
-// arrive within kSlowNs; but twice as much goes at a time when the link was idle between two looks.
-// Not less than that: on a busy core this thread may look some milliseconds late, and with one
-// parcel of 256 KB at a time a step took three times as long.
+// The window of parcels in flight. A network that keeps the order of parcels gets all of them at
+// once. On other networks a parcel in flight cannot be overtaken by one that the next forward pass
+// needs sooner, so a parcel should arrive within kSlowNs; the window doubles if the link was idle
+// between two looks. It has a lower bound: on a busy core this thread may look some milliseconds
+// late, and with one parcel of 256 KB at a time a step took three times as long.
 constexpr uint64_t kLeastWindow = 4 << 20;
 constexpr uint64_t kMostWindow = 64 << 20;
 constexpr int64_t kSlowNs = 50'000'000;
 constexpr size_t kMostNoted = 1024;
-constexpr size_t kMostFlights = 16;  // to one target; the NotifiedWindow bounds those to all
+constexpr size_t kMostFlights = 16;  // to one target; the NotifiedWindow limits the sum over all
 
 }  // namespace
 
@@ -83,7 +83,7 @@ void Tree::run(const Update& update) {
     const auto seen = window_.work_any(seen_, [&] { return has_landed(); }, calm());
     if (seen.version >= settings_.given_up) throw Error(HSGD_ERR_PEER_LOST, -1, reason());
     if (seen.slot == settings_.stop_slot) {
-      stops = true;  // but what others wait for goes first
+      stops = true;  // but first send the data that others wait for
       seen_.front().version = seen.version;
     } else if (seen.slot != NotifiedWindow::kNoSlot) {
       take(seen, update);
@@ -99,7 +99,7 @@ void Tree::take(const NotifiedWindow::Seen& seen, const Update& update) {
   seen_[index].version = seen.version;
   if (!watched.weights) return gather(watched.layer, update);
   pass_on(watched.layer, seen.version);
-  window_.wake();  // MPI has brought them, which does not ring
+  window_.wake();  // MPI delivered them, which rings no bell
 }
 
 std::string Tree::reason() const {
@@ -157,7 +157,7 @@ void Tree::make_weights(uint32_t layer, uint64_t version, const Update& update) 
   for (const uint32_t each : made) pass_on(each, version);
 }
 
-// False, and nothing done: that takes the program.
+// Updates the weights. Returns false, having done nothing, if that needs the program.
 bool Tree::update_elements(uint32_t layer, uint64_t version) {
   const Layer& own_layer = settings_.layers[layer];
   const std::byte* sum = block(own_layer.gradients.front());
@@ -204,7 +204,7 @@ bool Tree::has_room(const Lane& lane) const {
   return lane.flights.size() < kMostFlights && lane.flying_bytes < lane.window_bytes;
 }
 
-// The parcel that is needed first, if the lane has room.
+// Sends the parcel that is needed first, if the lane has room.
 bool Tree::send_from(Lane& lane) {
   if (lane.parcels.empty() || !has_room(lane)) return false;
   const auto first =
@@ -224,7 +224,7 @@ bool Tree::send_from(Lane& lane) {
   return true;
 }
 
-// Takes note of what has arrived, and of how long it took. Later parcels may come first.
+// Records which parcels have arrived and how long they took. Later parcels may arrive first.
 void Tree::land(Lane& lane) {
   if (lane.flights.empty()) return;
   const auto landed = [&](Flight& flight) {
@@ -260,7 +260,8 @@ bool Tree::has_landed() {
   });
 }
 
-// All weights of the last step are here and passed on, and no gradient of the next one is.
+// Returns true if all weights of the last step have arrived and been passed on, and no gradient of
+// the next one has arrived.
 bool Tree::calm() const {
   const bool idle = std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
     return lane.parcels.empty() && lane.flights.empty();

@@ -1,16 +1,16 @@
-// Layers that flow through a notified window: gradients up a tree, weights down another.
+// Tree: sends layers through a notified window: gradients up one tree, weights down another.
 //
-// Owns what a rank does when a notification arrives: sum what has come in a fixed order, pass the
-// sum on or have it made into weights, pass weights on. A layer is whatever goes up and comes down
-// by itself: one of the model's, or a part of one. Never knows the shape of the trees, the model or
-// the optimizer, and has no thread of its own: run() works in its caller's. Source: CaffeGPI
-// (arXiv:1706.00095), our reconstruction.
+// Handles each notification of a rank: sums the arrived gradients in a fixed order, passes the sum
+// on or has it made into weights, and passes weights on. A layer is a unit that travels by itself:
+// a layer of the model or a part of one. Knows neither the shape of the trees nor the model nor the
+// optimizer, and has no thread: run() works in its caller's. Source: CaffeGPI (arXiv:1706.00095),
+// our reconstruction.
 //
 // Flow control needs no acknowledgements. A rank writes its gradient of version v of a layer only
-// when it has the weights of version v - 1, which are made from everybody's gradient of v - 1: the
-// place that it overwrites was read. Weights of version v are made when everybody's gradient of v
-// is there: nobody uses the weights that they overwrite, nor passes them on. tests/models/tree.pml
-// checks this, and that it fails without either rule.
+// after it has the weights of version v - 1. These are made from all ranks' gradients of v - 1, so
+// the place that it overwrites has been read. Weights of version v are made after all ranks'
+// gradients of v have arrived, so no rank still uses or passes on the weights that they overwrite.
+// tests/models/tree.pml checks this, and that it fails without either rule.
 #ifndef HSGD_ONESIDED_TREE_GRADIENT_TREE_HPP_
 #define HSGD_ONESIDED_TREE_GRADIENT_TREE_HPP_
 
@@ -30,7 +30,7 @@ namespace hsgd {
 
 class HSGD_API Tree final {
  public:
-  // A gradient block: where a rank of this node finds it, and the slot that tells of it.
+  // A gradient block: its place on this node, and the slot that announces it.
   struct Input {
     uint32_t slot;
     int memory;  // the rank of this node in whose segment it lies
@@ -40,9 +40,9 @@ class HSGD_API Tree final {
     int target;
     uint32_t slot;
     uint64_t offset;
-    uint64_t bytes;  // 0: the target is only told
+    uint64_t bytes;  // 0: the target is only notified
   };
-  // Numbers within a gradient block.
+  // The range of numbers in a gradient block.
   struct Numbers {
     uint64_t place;
     uint64_t count;
@@ -50,40 +50,41 @@ class HSGD_API Tree final {
   };
   struct Layer {
     std::vector<Numbers> numbers;
-    uint32_t flags;                // bytes at the beginning of a block; a sum has those of all
+    uint32_t flags;  // flag bytes at the beginning of a block; a sum has the flags of all
     std::vector<Input> gradients;  // added in this order; the sum lies in the first
-    std::vector<Output> up;        // the block of the sum; none: it becomes weights here
-    Input weights;                 // watched unless they are made here
-    std::vector<Output> down;      // the weights, in the order in which they go
+    std::vector<Output> up;        // targets of the sum; empty: it becomes weights here
+    Input weights;                 // watched, unless the weights are made here
+    std::vector<Output> down;      // targets of the weights, in sending order
   };
   struct Settings {
-    std::vector<Layer> layers;  // what is needed first comes first
-    double divisor;             // of sums that become weights
-    bool whole_step;            // weights are made of all layers at once
+    std::vector<Layer> layers;  // the layer that is needed first comes first
+    double divisor;             // the divisor of sums that become weights
+    bool whole_step;            // weights of all layers are made at once
     uint32_t stop_slot;         // any version there ends run()
-    uint64_t given_up;          // versions from here on, in any slot: another rank gave up
-    uint64_t reason_bytes;      // at the beginning of the segment: why, in words
+    uint64_t given_up;  // versions from this one on, in any slot, mean that another rank gave up
+    uint64_t reason_bytes;  // size of the text with the reason, at the beginning of the segment
   };
-  // Makes weights of these layers' sums, in place, where elements() cannot. May throw.
+  // Makes weights from these layers' sums, in place, if elements() cannot. May throw.
   using Update = std::function<void(uint64_t version, const std::vector<uint32_t>& layers)>;
 
-  // Local. `window` outlives this object.
+  // Creates this rank's part. `window` must outlive this object.
   Tree(NotifiedWindow& window, Settings settings);
 
-  // Blocks until the stop slot is notified. Throws what ends the tree: HSGD_ERR_PEER_LOST with what
-  // another rank wrote when it gave up, or the death of a rank of this node; HSGD_ERR_TIMEOUT when
-  // another node does not take what is sent; what `update` throws.
+  // Works and blocks until the stop slot is notified. Throws the error that ends the tree:
+  // HSGD_ERR_PEER_LOST with the text of another rank that gave up, or for the death of a rank of
+  // this node; HSGD_ERR_TIMEOUT if another node does not accept data; any error of `update`.
   void run(const Update& update);
 
-  // What makes weights without a call of `update`, once it was told how.
+  // Returns the update that makes weights without a call of `update`, once configured.
   ElementUpdate& elements() { return elements_; }
 
-  // What went to other nodes lately, the oldest first; any thread may ask. Times of now_ns().
+  // Returns the last parcels to other nodes, the oldest first; any thread may call it. Times are
+  // those of now_ns().
   struct Sent {
     uint32_t layer;
     int target;
     int64_t begin_ns;
-    int64_t end_ns;  // when it was known to have arrived
+    int64_t end_ns;  // time at which its arrival was seen
   };
   std::vector<Sent> sent() const;
 
@@ -95,7 +96,7 @@ class HSGD_API Tree final {
     uint32_t layer;
     bool weights;
   };
-  // Something to send, the least layer first.
+  // A parcel to send; the lowest layer goes first.
   struct Parcel {
     uint32_t layer;
     uint64_t version;
@@ -107,7 +108,7 @@ class HSGD_API Tree final {
     uint64_t bytes;
     Sent sent;
   };
-  // What goes to one target. The window is for networks that keep no order.
+  // The parcels to one target. The window is for networks that do not keep the order.
   struct Lane {
     std::vector<Parcel> parcels;
     std::deque<Flight> flights;
@@ -138,12 +139,12 @@ class HSGD_API Tree final {
   NotifiedWindow& window_;
   const Settings settings_;
   const Isa isa_ = detect_isa();
-  std::vector<NotifiedWindow::Seen> seen_;  // in the order in which they are served
+  std::vector<NotifiedWindow::Seen> seen_;  // in serving order
   std::vector<Watched> watched_;            // the same
   std::vector<uint32_t> index_of_slot_;
-  std::vector<uint64_t> gathered_;  // the version that has gone up, by layer
+  std::vector<uint64_t> gathered_;  // the version sent up, by layer
   std::vector<uint64_t> arrived_;   // the version of the weights here, by layer
-  std::vector<uint32_t> held_;      // layers whose sums wait for the others; with whole_step
+  std::vector<uint32_t> held_;      // with whole_step: layers with a sum that waits for the others
   ElementUpdate elements_;
   std::vector<int> targets_;  // of lanes_
   std::vector<Lane> lanes_;

@@ -1,4 +1,4 @@
-// Segments, slots and waiting.
+// NotifiedWindow: creates segments and slots, writes, and waits.
 #include "onesided/window/notified_window.hpp"
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 namespace hsgd {
 namespace {
 
-// What comes over a network cannot ring: a waiting rank looks this often.
+// The network rings no bell: a waiting rank checks it at this interval.
 constexpr int64_t kLookNs = 200'000;
 constexpr int64_t kCalmNs = 2'000'000;
 constexpr int64_t kQuietNs = 20'000'000;
 
-// Sleeps without spinning: the program computes meanwhile, perhaps on the same core.
+// Sleep without spinning: the program computes meanwhile, perhaps on the same core.
 constexpr WaitPolicy kAtOnce{0, 0};
 
 unsigned long long number(uint64_t value) { return value; }
@@ -30,7 +30,7 @@ std::shared_ptr<SharedBuffer> allocate(Communicator& communicator,
 
 }  // namespace
 
-// What ends a wait besides what is waited for.
+// Ends a wait early: by deadline, interrupt or the loss of a source.
 class NotifiedWindow::Patience final : public Watch {
  public:
   using Explain = std::function<void()>;  // throws
@@ -61,7 +61,7 @@ class NotifiedWindow::Patience final : public Watch {
   Explain explain_;
 };
 
-// While it lives somebody waits for tickets, and shall be woken for them.
+// While it exists, a thread waits for tickets and must be woken for them.
 class NotifiedWindow::Awaiting {
  public:
   explicit Awaiting(Outbox& outbox) : outbox_(outbox) { outbox_.await_tickets(1); }
@@ -86,7 +86,7 @@ NotifiedWindow::NotifiedWindow(Communicator& communicator, const Settings& setti
                                        settings.queue, settings.timeout_s, settings.forgiving);
     outbox_->start([this] { wake(); });
   }
-  // Nobody may write here before the network's view is there, nor notify a rank that is not.
+  // No rank may write here before the network's view exists, nor notify a rank that is not ready.
   communicator_.barrier();
 }
 
@@ -96,7 +96,7 @@ NotifiedWindow::~NotifiedWindow() {
     for (Doorbell& bell : header(peer).bells) ring(bell);
   }
   if (outbox_ == nullptr || outbox_->close(Deadline(settings_.timeout_s))) return;
-  // The network may still read and write here: it stays until the process ends.
+  // The network may still read and write this memory: it stays until the process ends.
   new std::shared_ptr<SharedBuffer>(memory_);
 }
 
@@ -156,8 +156,8 @@ uint64_t NotifiedWindow::put_notify(const std::vector<Piece>& pieces, int target
   return ticket;
 }
 
-// Nothing was sent: the version may be used again, unless another thread has claimed a later one,
-// which none below may follow.
+// Returns an unsent version for reuse, unless another thread has claimed a later one: no lower
+// version may follow that.
 void NotifiedWindow::give_version_back(int target, uint32_t slot, uint64_t version,
                                        uint64_t before) {
   const std::lock_guard<std::mutex> lock(sent_mutex_);
@@ -199,7 +199,7 @@ void NotifiedWindow::check_put(const std::vector<Piece>& pieces, int target, uin
   }
 }
 
-// Returns the version before.
+// Claims the version and returns the previous one.
 uint64_t NotifiedWindow::claim_version(int target, uint32_t slot, uint64_t version) {
   const std::lock_guard<std::mutex> lock(sent_mutex_);
   uint64_t& last = sent_[static_cast<uint64_t>(target) << 32 | slot];
@@ -250,7 +250,7 @@ NotifiedWindow::Seen NotifiedWindow::wait_any(const std::vector<Seen>& slots, do
   });
   const auto look_at_all = [&] { return find(slots, &found) ? Step::kDone : Step::kIdle; };
   if (patience.passed() && check_once(look_at_all, patience) == Step::kDone) return found;
-  // Where a thread of this rank works on what comes, it may need this core.
+  // If a thread of this rank works on notifications, it may need this core.
   const WaitPolicy policy =
       worked_.load(std::memory_order_relaxed) ? kAtOnce : communicator_.node().wait_policy();
   wait(look_at_all, patience, network ? kLookNs : 0, policy);
@@ -286,7 +286,7 @@ void NotifiedWindow::end_work() {
 }
 
 void NotifiedWindow::wake() {
-  // Orders what the caller read from the network before the look at `asleep`; see ring().
+  // Orders the caller's reads from the network before the read of `asleep`; see ring().
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (Doorbell& bell : header(own()).bells) ring(bell);
 }
@@ -334,7 +334,7 @@ uint64_t NotifiedWindow::look(uint32_t slot) {
     // is read before the version; MPI_Win_sync in drive() says the same to MPI.
     const uint64_t version = slot_of(own(), slot).version.load(std::memory_order_acquire);
     if (version > last) {
-      // Not what reset() has made 0 meanwhile.
+      // Must not overwrite a 0 that reset() stored meanwhile.
       expected.last.compare_exchange_strong(last, version, std::memory_order_acq_rel);
     }
     if (version >= last) return version;
@@ -351,8 +351,8 @@ uint64_t NotifiedWindow::reset(uint32_t slot) {
   check_slot("reset", slot, place_.rank);
   if (outbox_ != nullptr) outbox_->drive();
   expected_[slot].last.store(0, std::memory_order_release);
-  // Partner: put_notify(). One operation, so that no version is lost between a look and the zero;
-  // acquire for the sake of the data that comes with the version.
+  // Partner: put_notify(). One operation, so that no version is lost between the read and the zero;
+  // acquire for the data that comes with the version.
   return slot_of(own(), slot).version.exchange(0, std::memory_order_acq_rel);
 }
 
@@ -365,7 +365,8 @@ void NotifiedWindow::bind(uint32_t slot, int source) {
   expected_[slot].source = source;
 }
 
-// A rank that closed its NotifiedWindow notifies nobody any more.
+// Throws if the source has died or has closed its NotifiedWindow, because it then notifies no rank
+// any more.
 void NotifiedWindow::check_source(int source, const std::string& what) const {
   const int peer = communicator_.local_rank_of(source);
   if (outbox_ != nullptr && outbox_->lost(source)) {
@@ -393,7 +394,7 @@ std::string NotifiedWindow::missing(const std::vector<Seen>& slots) const {
     words += source < 0 ? std::string() : ", which " + person(source) + " notifies,";
     words += text(" has nothing later than version %llu", number(entry.version));
   }
-  // Whom this rank waits for may itself wait for what has not arrived.
+  // The awaited rank may itself wait for data that has not arrived.
   const int target = outbox_ == nullptr ? -1 : outbox_->oldest_target();
   if (target >= 0)
     words += "; the oldest put of this rank is still on its way to " + person(target);
@@ -424,7 +425,7 @@ void NotifiedWindow::wait(StepFunction&& step, Watch& watch, int64_t network_ns,
   const bool looks = outbox_ != nullptr && network_ns > 0;
   const bool rings = outbox_ == nullptr || outbox_->drives_itself();
   WaitPolicy waiting = policy;
-  waiting.all_rings = rings;  // MPI does not, also where another thread looks for this one
+  waiting.all_rings = rings;  // MPI rings no bell, also if another thread checks it for this one
   Waiter waiter(header(own()).bells[bell], waiting);
   waiter.run(
       [&] {

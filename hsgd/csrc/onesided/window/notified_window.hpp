@@ -1,10 +1,10 @@
-// Notified window: every rank has a segment that others write into, and slots that tell it so.
+// NotifiedWindow: gives every rank a segment that others write into, and slots that notify it.
 //
-// Owns the segments, the slots and waiting for them. A write is the data, then a version number in
-// a slot of the target, which overwrites the one before: inside a node memcpy, store and doorbell,
-// between nodes through the Outbox. Versions of a slot grow, so a reader that missed one has missed
-// nothing. Has no barrier and no thread. Source: GASPI's notifications, as used by CaffeGPI
-// (arXiv:1706.00095); the forms here are our reconstruction.
+// A write is the data, then a version number in a slot of the target, which overwrites the previous
+// one: inside a node by memcpy, store and doorbell, between nodes through the Outbox. The versions
+// of a slot grow, so a reader that missed one has missed nothing. Has no barrier and no thread.
+// Source: GASPI's notifications, as used by CaffeGPI (arXiv:1706.00095); the forms here are our
+// reconstruction.
 #ifndef HSGD_ONESIDED_WINDOW_NOTIFIED_WINDOW_HPP_
 #define HSGD_ONESIDED_WINDOW_NOTIFIED_WINDOW_HPP_
 
@@ -23,14 +23,14 @@
 
 namespace hsgd {
 
-// What lies at the beginning of each segment, before the slots and the data.
+// The beginning of each segment, before the slots and the data.
 struct WindowHeader {
-  // As many threads of a rank may wait at a time, each at its own bell.
+  // The number of threads of a rank that may wait at a time, each at its own bell.
   static constexpr size_t kBells = 4;
   Doorbell bells[kBells];
   alignas(64) std::atomic<uint32_t> closed;  // written by the owner
 };
-// One writer and one cache line each; written by another rank, or by MPI in its name.
+// A slot; each has one writer and one cache line. Written by another rank, or by MPI on its behalf.
 struct alignas(64) NotifySlot {
   std::atomic<uint64_t> version;  // 0: none
 };
@@ -42,62 +42,63 @@ class HSGD_API NotifiedWindow final {
   struct Settings {
     uint64_t segment_bytes;
     uint32_t slots;
-    uint32_t queue;    // operations between nodes that may be under way
-    double timeout_s;  // until a put that was not delivered is an error
-    bool remote_only;  // inside the node too: for measurements and tests
+    uint32_t queue;    // operations between nodes that may be in progress
+    double timeout_s;  // time after which an undelivered put is an error
+    bool remote_only;  // use the network inside the node, too: for measurements and tests
     bool forgiving;    // what a target does not take stays under way, or goes with the target where
                        // its death is known, and breaks nothing
   };
-  // `make`: collective over all ranks, the network's view of this rank's whole segment; none where
-  // all ranks share a node.
+  // `make`: returns the network's view of this rank's whole segment; collective over all ranks;
+  // empty if all ranks share a node.
   using MakeRma = std::function<std::unique_ptr<Rma>(void* base, size_t bytes)>;
 
-  // Collective. `communicator` outlives this object.
+  // Creates the window; all ranks must call it. `communicator` must outlive this object.
   NotifiedWindow(Communicator& communicator, const Settings& settings, const MakeRma& make);
-  // Collective over MPI, unless abandoned.
+  // Closes the window; collective over MPI, unless abandoned.
   ~NotifiedWindow();
   NotifiedWindow(const NotifiedWindow&) = delete;
   NotifiedWindow& operator=(const NotifiedWindow&) = delete;
 
-  // Writes the pieces, then the version. The ticket is 0 when it is done at once. `order`: of what
-  // waits for one target the least goes first, where the network keeps an order; one for each slot.
+  // Writes the pieces, then the version. Returns a ticket; 0: already done. `order`: among writes
+  // that wait for one target the lowest goes first, if the network keeps an order; one value per
+  // slot.
   uint64_t put_notify(const std::vector<Piece>& pieces, int target, uint32_t slot, uint64_t version,
                       double timeout_s, uint32_t order = 0);
   bool keeps_order() const { return outbox_ != nullptr && outbox_->drives_itself(); }
   bool done(uint64_t ticket);
-  // As done(), but does not drive the network: for callers that wait in it anyway.
+  // Returns the same as done() without driving the network; for callers that drive it anyway.
   bool delivered(uint64_t ticket) const { return outbox_ == nullptr || outbox_->done(ticket); }
   void drain(double timeout_s);
-  // The first of `slots` whose version is above its entry of `seen`.
+  // wait_any(): returns the first of `slots` with a version above its entry of `seen`.
   struct Seen {
     uint32_t slot;
     uint64_t version;
   };
   Seen wait_any(const std::vector<Seen>& slots, double timeout_s);
 
-  // For the one thread of a rank that works on whatever comes: as wait_any, but without a deadline,
-  // because it waits for as long as the program computes, and ended by `also` too, with kNoSlot.
-  // `calm`: nothing is expected from other nodes, so it looks there less often.
+  // Waits as wait_any(), for the one thread of a rank that handles all notifications. Has no
+  // deadline, because the program may compute for any time; returns kNoSlot if `also` returns true.
+  // `calm`: nothing is expected from other nodes, so it checks the network less often.
   static constexpr uint32_t kNoSlot = UINT32_MAX;
   Seen work_any(const std::vector<Seen>& slots, const std::function<bool()>& also, bool calm);
-  // Ends that, with HSGD_ERR_CLOSED, for good.
+  // Ends work_any() with HSGD_ERR_CLOSED, permanently.
   void end_work();
-  // The destructor will wait for nobody: what MPI has of this rank stays until the process ends.
+  // Makes the destructor wait for no rank: memory that MPI uses stays until the process ends.
   void abandon();
-  // While there is such a thread, others that wait leave the network to it. It tells them with
-  // wake() what came from there.
+  // Sets whether such a thread exists. While it does, other waiting threads leave the network to
+  // it, and it notifies them with wake() of what arrived.
   void set_worked(bool worked) { worked_.store(worked, std::memory_order_relaxed); }
   void wake();
   uint64_t test(uint32_t slot);
   uint64_t reset(uint32_t slot);
-  // Only `source` will notify the slot: errors name it, and its death ends a wait.
+  // Declares that only `source` notifies the slot: errors name it, and its death ends a wait.
   void bind(uint32_t slot, int source);
 
-  // The data of a rank of this node, this one included; nullptr: on another node.
+  // Returns the data of a rank of this node, this one included; nullptr for other nodes.
   std::byte* segment(int rank) const;
   const std::shared_ptr<SharedBuffer>& memory() const { return memory_; }
   const Settings& settings() const { return settings_; }
-  // What a child of fork should not keep; see Rma.
+  // Returns the descriptor that a forked child should close; see Rma.
   int descriptor() const { return outbox_ == nullptr ? -1 : outbox_->descriptor(); }
   bool is_mine() const { return communicator_.is_mine(); }
 
@@ -106,7 +107,7 @@ class HSGD_API NotifiedWindow final {
   class Awaiting;
   struct Expected {
     int source = -1;
-    std::atomic<uint64_t> last{0};  // as this rank saw it; for errors only
+    std::atomic<uint64_t> last{0};  // the version that this rank saw last; for errors only
   };
 
   WindowHeader& header(int local_rank) const {
@@ -132,7 +133,7 @@ class HSGD_API NotifiedWindow final {
   void check_slots(const char* what, const std::vector<Seen>& slots) const;
   std::set<int> sources_of(const std::vector<Seen>* slots) const;
   bool find(const std::vector<Seen>& slots, Seen* found);
-  // `network_ns`: how often to look at the network; 0: not at all.
+  // `network_ns`: the interval between checks of the network; 0: none.
   template <class StepFunction>
   void wait(StepFunction&& step, Watch& watch, int64_t network_ns, const WaitPolicy& policy);
   size_t take_bell();
@@ -147,7 +148,7 @@ class HSGD_API NotifiedWindow final {
   std::unordered_map<uint64_t, uint64_t> sent_;  // last version by target and slot
   std::array<std::atomic<bool>, WindowHeader::kBells> bell_taken_{};
   std::atomic<bool> worked_{false};  // a hint between threads of this process
-  std::atomic<bool> ended_{false};   // partner: work_any(); says nothing about other data
+  std::atomic<bool> ended_{false};   // partner: work_any(); orders no other data
 };
 
 }  // namespace hsgd

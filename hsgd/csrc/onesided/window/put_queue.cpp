@@ -1,4 +1,4 @@
-// The states of an operation to another node.
+// Outbox: tracks the states of an operation to another node.
 #include "onesided/window/put_queue.hpp"
 
 #include <chrono>
@@ -11,7 +11,7 @@
 namespace hsgd {
 namespace {
 
-// Where nothing has changed operations are looked at so often, for their age.
+// If nothing has changed, the ages of operations are checked at this interval.
 constexpr int64_t kAgesNs = 10'000'000;
 
 Error out_of_memory(int rank) {
@@ -44,7 +44,8 @@ void Outbox::look_for_failure() {
   check_network();
 }
 
-// A failed operation may have left its target with half the data: nothing goes there any more.
+// Throws if an operation to `target` has failed: it may have left half of its data there, and
+// nothing may follow it.
 void Outbox::check_target(int target) const {
   check_network();
   const auto found = failures_.find(target);
@@ -69,8 +70,8 @@ bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notifica
   return true;
 }
 
-// Call while an exception of its writes is handled. Some of them may have begun, without a version
-// after them: nothing goes there any more.
+// Abandons the newest operation; called while an exception of its writes is handled. Some of them
+// may have begun, without a version after them: nothing more may go to that target.
 void Outbox::abandon_newest(int target) noexcept {
   open_.erase(operations_.back().ticket);
   operations_.pop_back();
@@ -111,8 +112,9 @@ void Outbox::settle_all() {
   }
 }
 
-// A network that drives itself does so in its own close(). Where that is forgiven, a rank that
-// takes nothing is waited for only while others do.
+// Finishes all open operations. A network that drives itself does so in its own close(). If
+// failures are forgiven, a rank that accepts nothing is awaited only while others still make
+// progress.
 void Outbox::finish_open(const Deadline& deadline) noexcept {
   constexpr std::chrono::microseconds kBetweenLooks{50};
   constexpr double kPatienceS = 1.0;
@@ -137,7 +139,7 @@ void Outbox::note_oldest() noexcept {
   oldest_target_.store(target, std::memory_order_relaxed);
 }
 
-// Threads that wait look whenever they are woken, mostly for something else.
+// Returns true if nothing has changed; waiting threads wake up often, mostly for other reasons.
 bool Outbox::nothing_new() {
   const uint64_t news = rma_->news();
   const int64_t now = now_ns();
@@ -147,7 +149,7 @@ bool Outbox::nothing_new() {
   return false;
 }
 
-// True when nothing is left to do for it, delivered or not.
+// Returns true if nothing is left to do for the operation, delivered or not.
 bool Outbox::settle(const Operation& operation) {
   const int target = operation.notification.target;
   const bool finished = rma_->done(operation.sent);

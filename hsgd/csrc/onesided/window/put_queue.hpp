@@ -1,9 +1,8 @@
-// Operations to other nodes that are under way: bounded, driven by whoever calls, each with a
-// deadline.
+// Outbox: queues operations to other nodes: bounded, driven by its callers, each with a deadline.
 //
-// Owns how many there may be, their ages, and whose failure is whose: after the first one all calls
-// fail with it; over a network that drives itself only those for the rank that it is about. Never
-// waits but in close(), has no thread of its own, and never touches this rank's segment.
+// Owns their number, their ages, and their failures: after the first failure all calls fail with
+// it; over a network that drives itself, only calls for the failed rank. Waits only in close(), has
+// no thread of its own, and never touches this rank's segment.
 #ifndef HSGD_ONESIDED_WINDOW_PUT_QUEUE_HPP_
 #define HSGD_ONESIDED_WINDOW_PUT_QUEUE_HPP_
 
@@ -27,28 +26,30 @@ namespace hsgd {
 
 class Outbox {
  public:
-  // `forgiving`: an operation that is not delivered stays under way, and is no failure.
+  // `forgiving`: an undelivered operation stays in progress and is no failure.
   Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving);
 
-  // Starts an operation; `ticket` grows by one with each. False, and nothing done, when as many as
-  // fit are under way.
+  // Starts an operation; `ticket` grows by one with each. Returns false, having done nothing, if
+  // the queue is full.
   bool post(const std::vector<Piece>& pieces, const Notification& notification, uint64_t* ticket);
-  // As Rma::drive(). Returns at once when another thread does so.
+  // Calls Rma::drive(). Returns at once if another thread does so.
   void drive();
-  // Its memory may be used again, and the target was notified. Throws when it never will be.
+  // Returns true if the operation's memory may be used again and the target was notified. Throws if
+  // that will never happen.
   bool done(uint64_t ticket) const;
-  bool empty() const;  // the same of all
-  // "version 4 for slot 3 of rank 2", of the oldest operation; its rank in `target`.
+  bool empty() const;  // true if all are done
+  // Returns a text such as "version 4 for slot 3 of rank 2" for the oldest operation, and its rank
+  // in `target`.
   std::string oldest(int* target) const;
-  // The rank of the oldest operation, -1 where none is under way; never waits for another thread,
-  // which MPI may hold up for as long as that rank does not answer.
+  // Returns the rank of the oldest operation, -1 if there is none. Never waits for another thread,
+  // which MPI may block for as long as that rank does not answer.
   int oldest_target() const { return oldest_target_.load(std::memory_order_relaxed); }
-  // From here on close() of a network that needs all ranks for it does nothing, and says false.
+  // Makes close() return false without doing anything, if the network needs all ranks to close.
   void abandon() { abandoned_.store(true); }
-  // Finishes what is under way, then closes the network. False, where that could not be done: the
+  // Finishes all operations, then closes the network. Returns false if that failed: then the
   // network may still use this rank's memory.
   bool close(const Deadline& deadline) noexcept;
-  // As of Rma.
+  // Call the same functions of Rma.
   void start(std::function<void()> arrived) { rma_->start(std::move(arrived)); }
   void await_tickets(int change) { rma_->await_tickets(change); }
   int descriptor() const { return rma_->descriptor(); }
@@ -88,8 +89,8 @@ class Outbox {
   int64_t looked_ns_ = 0;
   std::optional<Error> failure_;         // of the network
   std::map<int, Error> failures_;        // of single ranks
-  std::map<uint64_t, int> undelivered_;  // tickets, and whose failure that was
-  bool is_without_memory_ = false;       // so that a failure could not be noted
+  std::map<uint64_t, int> undelivered_;  // tickets, and the rank that failed
+  bool is_without_memory_ = false;       // so that a failure could not be recorded
 };
 
 }  // namespace hsgd
