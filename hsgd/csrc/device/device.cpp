@@ -1,4 +1,4 @@
-// The driver's functions by name, and its errors in words.
+// Device: finds the driver's functions by name and describes its errors.
 #include "device/device.hpp"
 
 #include <dlfcn.h>
@@ -21,8 +21,9 @@ constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostRegisterPortable = 1;
 constexpr unsigned kHostRegisterDeviceMap = 2;
 constexpr unsigned kWaitValueAtLeast = 0;
-constexpr int kDeviceOrdinal = 9;           // of a pointer
-constexpr unsigned kWriteValueDefault = 0;  // what the stream wrote before is seen before the word
+constexpr int kDeviceOrdinal = 9;  // the attribute of a pointer: its device
+constexpr unsigned kWriteValueDefault =
+    0;  // earlier writes of the stream are visible before the word
 
 class Library {
  public:
@@ -170,7 +171,8 @@ bool Device::is_done(CudaEvent event) const {
 
 bool Device::is_lost(CudaEvent any) const noexcept {
   const CudaResult code = driver_.cuEventQuery(any);
-  // Errors that stay: others are of this call alone, as while another thread captures a graph.
+  // Permanent errors. Others affect this call alone, for example while another thread captures a
+  // graph.
   return code == kDeinitialized || code == kInvalidContext || code == kUnknown ||
          (code >= kFirstLasting && code <= kLastLasting);
 }
@@ -190,7 +192,7 @@ void Device::synchronize(CudaStream stream) const {
 
 CudaStream Device::new_stream() const {
   CudaStream stream = nullptr;
-  constexpr int kHighest = -1000;  // the driver takes the nearest that it has
+  constexpr int kHighest = -1000;  // the driver uses the nearest that it has
   check(driver_.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, kHighest),
         "cuStreamCreateWithPriority");
   return stream;

@@ -1,8 +1,9 @@
-// The only door to CUDA: the functions of its driver that hsgd calls, found at run time.
+// Device: calls the functions of the CUDA driver, found at run time; no other code of hsgd calls
+// CUDA.
 //
-// Owns one device of this process: the driver's library, the primary context, which PyTorch, CuPy
-// and JAX use, too, and what each call of the driver gives as an error. No header and no library of
-// CUDA is needed to build this. Never waits for the device, but in synchronize().
+// Owns one device of this process: the driver's library, and the primary context, which PyTorch,
+// CuPy and JAX use, too. Turns the driver's errors into exceptions. Needs no header and no library
+// of CUDA to build. Waits for the device only in synchronize() and drains().
 #ifndef HSGD_DEVICE_DEVICE_HPP_
 #define HSGD_DEVICE_DEVICE_HPP_
 
@@ -15,7 +16,7 @@
 
 namespace hsgd {
 
-// Types of the driver's ABI: handles are pointers that only the driver follows.
+// Types of the driver's ABI: handles are pointers that only the driver dereferences.
 using CudaStream = void*;  // nullptr: the default stream
 using CudaEvent = void*;
 using CudaContext = void*;
@@ -26,7 +27,7 @@ struct CudaUuid {
   unsigned char bytes[16];
 };
 
-// The driver's functions, as CUDA 12 declares them and later.
+// The driver's functions as CUDA 12 and later declare them.
 struct CudaDriver {
   CudaResult (*cuInit)(unsigned flags);
   CudaResult (*cuDeviceGet)(int* device, int ordinal);
@@ -64,12 +65,11 @@ struct CudaDriver {
 
 class HSGD_API Device {
  public:
-  // Local. The number of the device that holds an address. Throws HSGD_ERR_ARGUMENT where none
-  // does.
+  // Returns the number of the device that holds an address. Throws HSGD_ERR_ARGUMENT if none does.
   static int ordinal_of(const std::string& library, DeviceAddress address);
 
-  // Local. `library`: the driver's name or path. Throws HSGD_ERR_SYSTEM where there is no driver,
-  // or no such device.
+  // Opens a device on this rank alone. `library`: the driver's name or path. Throws HSGD_ERR_SYSTEM
+  // if there is no driver or no such device.
   Device(const std::string& library, int ordinal);
   ~Device();
   Device(const Device&) = delete;
@@ -78,8 +78,8 @@ class HSGD_API Device {
   int ordinal() const { return ordinal_; }
   const CudaUuid& uuid() const { return uuid_; }
 
-  // Has the device's context current in this thread while it lives: whatever else is called here
-  // needs that.
+  // Makes the device's context current in this thread while it exists; all other calls here need
+  // that.
   class HSGD_API Current {
    public:
     explicit Current(const Device& device);
@@ -98,25 +98,26 @@ class HSGD_API Device {
   void copy_within(DeviceAddress to, DeviceAddress from, size_t bytes, CudaStream stream) const;
   void wait(CudaStream stream, CudaEvent event) const;
   void record(CudaEvent event, CudaStream stream) const;
-  // Words in registered host memory, by their device address: to be written, or waited for until
-  // they are at least `value`, counted in a circle.
+  // Write a word in registered host memory, given by its device address, or wait until it is at
+  // least `value`, compared modulo 2^32.
   void write(CudaStream stream, DeviceAddress word, uint32_t value) const;
   void wait_for(CudaStream stream, DeviceAddress word, uint32_t value) const;
   bool is_capturing(CudaStream stream) const;  // into a graph
   bool is_done(CudaEvent event) const;
-  // Whether nothing can run there any more, as after an illegal access.
+  // Returns true if nothing can run on the device any more, as after an illegal access.
   bool is_lost(CudaEvent any) const noexcept;
-  // Blocks until the stream is empty. Not on the way of a collective.
+  // Blocks until the stream is empty. Not used in collectives.
   void synchronize(CudaStream stream) const;
-  // The same, but no longer than the deadline: whether it is empty, or will do nothing any more.
+  // Waits the same way, at most until the deadline. Returns true if the stream is empty or will
+  // never run again.
   bool drains(CudaStream stream, CudaEvent event, const Deadline& deadline) const noexcept;
 
-  CudaStream new_stream() const;  // that waits for no other, not even for the default one
-  CudaEvent new_event() const;    // without a time
+  CudaStream new_stream() const;  // a stream that waits for no other, not even the default one
+  CudaEvent new_event() const;    // an event without a time
   DeviceAddress allocate(size_t bytes) const;
   void register_memory(void* memory, size_t bytes) const;
   DeviceAddress device_address(void* registered) const;
-  // Errors while something is given back are nobody's: the context may be gone.
+  // Release resources and ignore errors: the context may be gone.
   void destroy_stream(CudaStream stream) const noexcept;
   void destroy_event(CudaEvent event) const noexcept;
   void free(DeviceAddress address) const noexcept;

@@ -1,4 +1,4 @@
-// The steps of each kind of collective.
+// DeviceSteps: the steps of each kind of collective.
 #include "device/device_call.hpp"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ bool moves_blocks(hsgd_kind kind) {
   return kind == HSGD_REDUCE_SCATTER || kind == HSGD_ALLGATHER || kind == HSGD_ALLTOALL;
 }
 
-// Blocks that a slot holds, input and output.
+// Returns the number of blocks that a slot holds, input and output.
 size_t blocks_in_slot(hsgd_kind kind, size_t ranks) {
   if (!moves_blocks(kind)) return 1;
   return kind == HSGD_ALLTOALL ? 2 * ranks : ranks + 1;
@@ -41,10 +41,11 @@ size_t DeviceSteps::least_slot_bytes(hsgd_kind kind, int ranks) {
 DeviceSteps::DeviceSteps(const DeviceCall& call, int rank, size_t slot_bytes)
     : call_(call), rank_(static_cast<uint64_t>(rank)), item_(hsgd_dtype_bytes(call.dtype)) {
   const size_t blocks = blocks_in_slot(call.kind, call.counts.size());
-  const size_t usable = slot_bytes - (blocks > 1 ? kLine : 0);  // the output begins a line
-  // Whole lines, so that every step but the last is aligned as the whole.
+  const size_t usable = slot_bytes - (blocks > 1 ? kLine : 0);  // the output begins at a cache line
+  // Whole cache lines, so that every step except the last is aligned like the whole.
   part_ = usable / blocks / kLine * kLine / item_;
-  steps_ = std::max<uint64_t>(1, (longest_block(call) + part_ - 1) / part_);  // to agree at least
+  // At least one step, so that ranks agree.
+  steps_ = std::max<uint64_t>(1, (longest_block(call) + part_ - 1) / part_);
 }
 
 uint64_t DeviceSteps::length(uint64_t whole, uint64_t index) const {
@@ -60,7 +61,7 @@ std::vector<uint64_t> DeviceSteps::lengths(const std::vector<uint64_t>& blocks,
   return parts;
 }
 
-// The parts of all blocks, one behind the other in the slot.
+// Returns the parts of all blocks, one after the other in the slot.
 std::vector<DevicePiece> DeviceSteps::of_blocks(DeviceAddress base, size_t offset,
                                                 const std::vector<uint64_t>& blocks,
                                                 uint64_t index) const {

@@ -1,7 +1,7 @@
-// A collective on device memory, and how it is cut into steps that fit between two copies.
+// DeviceSteps: cuts a collective on device memory into steps that fit between two copies.
 //
-// Owns arithmetic only: which bytes of the input go where in a slot of host memory, what the ranks
-// do there, and which bytes come back.
+// Computes which bytes of the input go to which place of a slot in host memory, what the ranks do
+// there, and which bytes return.
 #ifndef HSGD_DEVICE_DEVICE_CALL_HPP_
 #define HSGD_DEVICE_DEVICE_CALL_HPP_
 
@@ -16,8 +16,8 @@
 
 namespace hsgd {
 
-// As hsgd_call, but on the device. HSGD_ALLREDUCE, HSGD_BROADCAST,
-// HSGD_REDUCE_SCATTER, HSGD_ALLGATHER and HSGD_ALLTOALL.
+// A call like hsgd_call, but on device memory. HSGD_ALLREDUCE, HSGD_BROADCAST, HSGD_REDUCE_SCATTER,
+// HSGD_ALLGATHER and HSGD_ALLTOALL.
 struct DeviceCall {
   hsgd_kind kind = HSGD_ALLREDUCE;
   DeviceAddress in = 0;
@@ -33,7 +33,7 @@ struct DeviceCall {
   std::vector<int64_t> shape;
 };
 
-// Bytes that lie together on the device and in the slot.
+// A range of bytes that is contiguous on the device and in the slot.
 struct DevicePiece {
   DeviceAddress device = 0;
   size_t offset = 0;  // in the slot
@@ -43,8 +43,8 @@ struct DevicePiece {
 struct DeviceStep {
   std::vector<DevicePiece> down;
   std::vector<DevicePiece> up;
-  size_t in = 0;   // offsets in the slot of what the ranks combine,
-  size_t out = 0;  // and of what they get
+  size_t in = 0;   // offset in the slot of the ranks' input
+  size_t out = 0;  // offset in the slot of their result
   size_t result_bytes = 0;
   uint64_t count = 0;
   std::vector<uint64_t> counts;
@@ -55,15 +55,15 @@ class DeviceSteps {
  public:
   // `slot_bytes`: at least least_slot_bytes() of this call.
   DeviceSteps(const DeviceCall& call, int rank, size_t slot_bytes);
-  // The least that a slot must hold, the same on all ranks: blocks of one step are not shorter than
-  // some thousand bytes.
+  // Returns the least bytes of a slot, the same on all ranks: blocks of one step have at least some
+  // thousand bytes.
   static size_t least_slot_bytes(hsgd_kind kind, int ranks);
-  // How many, the same on all ranks; one where there is nothing to move, so that ranks agree.
+  // Returns the number of steps, the same on all ranks; at least one, so that ranks agree.
   uint64_t size() const { return steps_; }
   DeviceStep step(uint64_t index) const;
 
  private:
-  uint64_t length(uint64_t whole, uint64_t index) const;  // of a block's part
+  uint64_t length(uint64_t whole, uint64_t index) const;  // length of a block's part
   std::vector<uint64_t> lengths(const std::vector<uint64_t>& blocks, uint64_t index) const;
   std::vector<DevicePiece> of_blocks(DeviceAddress base, size_t offset,
                                      const std::vector<uint64_t>& blocks, uint64_t index) const;

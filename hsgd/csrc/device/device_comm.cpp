@@ -1,4 +1,4 @@
-// One call after another, and what becomes of an error.
+// DeviceComm: runs calls in order and handles errors.
 #include "device/device_comm.hpp"
 
 #include <numeric>
@@ -28,7 +28,7 @@ uint64_t output_of(const DeviceCall& call, size_t rank) {
   return call.kind == HSGD_ALLTOALL ? sum_of(call.receive_counts) : call.counts[rank];
 }
 
-// Whether input and output are one array as far as they may be.
+// Returns true if input and output are one array, as far as a kind allows that.
 bool is_in_place(const DeviceCall& call, size_t rank) {
   if (call.counts.empty()) return call.in == call.out;
   uint64_t before = 0;
@@ -38,7 +38,7 @@ bool is_in_place(const DeviceCall& call, size_t rank) {
          (call.kind == HSGD_REDUCE_SCATTER && call.out == call.in + before);
 }
 
-// What the thread would find only when other ranks wait.
+// Checks arguments now: the exchange thread would find errors only while other ranks wait.
 void check_arguments(const DeviceCall& call, int rank) {
   if (call.kind == HSGD_ALLREDUCE || call.kind == HSGD_REDUCE_SCATTER)
     check_type(call.dtype, call.op);
@@ -68,7 +68,7 @@ bool DeviceWork::done() const {
   return device_->is_done(*event_);
 }
 
-// What needs the device's context to come and go.
+// The members that need the device's context for construction and destruction.
 struct DeviceComm::Parts {
   Parts(const std::shared_ptr<const Device>& device, const std::vector<HostRanks>& ranks,
         const DeviceOptions& options)
@@ -89,7 +89,7 @@ struct DeviceComm::Parts {
     return std::make_unique<NcclPath>(device, settings);
   }
 
-  std::unique_ptr<NcclPath> nccl;  // looked after by the path's thread, which ends before
+  std::unique_ptr<NcclPath> nccl;  // watched by the path's thread, which ends before
   HostPath path;
 };
 
@@ -100,14 +100,14 @@ DeviceComm::DeviceComm(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_com
       device_(std::make_shared<const Device>(options.cuda_library, options.ordinal)),
       events_(std::make_shared<EventPool>(*device_)) {
   hsgd_comm_topology(comm_.get(), &topology_);
-  if (topology_.size == 1) return;  // which only copies
+  if (topology_.size == 1) return;  // a single rank only copies
   std::vector<HostRanks> ranks = {{comm_.get(), with_local_rank(-1)}};
   if (between_ != nullptr) ranks.push_back({between_.get(), with_local_rank(topology_.local_rank)});
   const Device::Current current(*device_);
   parts_ = std::make_unique<Parts>(device_, ranks, options);
 }
 
-// In order, by node; all ranks for -1.
+// Returns the ranks with this local rank, in order by node; all ranks for -1.
 std::vector<int> DeviceComm::with_local_rank(int local_rank) const {
   std::vector<int> ranks;
   std::vector<int> seen(static_cast<size_t>(topology_.node_count), 0);
@@ -120,7 +120,7 @@ std::vector<int> DeviceComm::with_local_rank(int local_rank) const {
 }
 
 DeviceComm::~DeviceComm() {
-  if (!owner_.is_this_process()) {  // neither the thread nor the device is here
+  if (!owner_.is_this_process()) {  // the thread and the device do not exist here
     static_cast<void>(parts_.release());
     static_cast<void>(input_.release());
     static_cast<void>(new std::shared_ptr<EventPool>(events_));
@@ -141,7 +141,7 @@ bool DeviceComm::finish() {
     const std::lock_guard<std::mutex> parts_lock(parts_mutex_);
     parts_.reset();
     input_.reset();
-  } catch (const Error&) {  // no context any more: nothing is left to give back
+  } catch (const Error&) {  // no context any more: nothing left to release
     static_cast<void>(parts_.release());
     static_cast<void>(input_.release());
     static_cast<void>(new std::shared_ptr<hsgd_comm>(comm_));
@@ -222,7 +222,7 @@ void DeviceComm::queue(const DeviceCall& call, const Streams& streams, const Dev
   device_->record(work.event(), path.up());
 }
 
-// Of the only rank.
+// Runs the call of a communicator with one rank.
 void DeviceComm::copy_alone(const DeviceCall& call, const Streams& streams,
                             const DeviceWork& work) {
   const uint64_t count = call.counts.empty() ? call.count : call.counts.front();

@@ -1,8 +1,9 @@
-// Collectives on the memory of a device, in the order of the program's streams.
+// DeviceComm: runs collectives on device memory, in the order of the program's streams.
 //
-// Owns the order of calls, the choice of a way, and the broken state after an error. A call comes
-// after what its stream has queued, returns at once, and what a stream queues after it has waited
-// for its work comes after the result. Nothing here waits for the device, but the destructor.
+// Owns the order of calls, the choice of NCCL or host memory, and the broken state after an error.
+// A call runs after the earlier work of its streams and returns at once. After a stream has waited
+// for its work, everything queued on that stream runs after the result. Only finish() and the
+// destructor wait for the device.
 #ifndef HSGD_DEVICE_DEVICE_COMM_HPP_
 #define HSGD_DEVICE_DEVICE_COMM_HPP_
 
@@ -24,10 +25,10 @@ struct DeviceOptions {
   NcclId nccl_id{};          // of this node
   int ordinal = 0;
   size_t chunk_bytes = 0;  // of one step
-  unsigned slots = 4;      // steps that may be under way
+  unsigned slots = 4;      // steps that may be in progress
 };
 
-// The end of one collective, on the device.
+// The end of one collective on the device.
 class HSGD_API DeviceWork {
  public:
   DeviceWork(std::shared_ptr<const Device> device, std::shared_ptr<EventPool> events);
@@ -35,7 +36,7 @@ class HSGD_API DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  // Not blocking: what `stream` queues from now on comes after the collective.
+  // Makes everything that `stream` queues from now on run after the collective. Does not block.
   void order(CudaStream stream) const;
   bool done() const;
   CudaEvent event() const { return *event_; }
@@ -48,25 +49,27 @@ class HSGD_API DeviceWork {
 
 class HSGD_API DeviceComm {
  public:
-  // Collective, blocking. `comm`: of these collectives alone, which nobody else uses until this is
-  // gone. `between`: with NCCL and several nodes, of the ranks of all nodes with this rank's local
-  // rank.
+  // Creates the communicator; all ranks must call it; blocks. `comm`: used for these collectives
+  // alone, by no other code until this object is destroyed. `between`: with NCCL and several nodes,
+  // a communicator of the ranks with this rank's local rank on all nodes.
   DeviceComm(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_comm> between,
              const DeviceOptions& options);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;
   DeviceComm& operator=(const DeviceComm&) = delete;
 
-  // Collective, not blocking; after what `streams` have queued, those of the arrays. Throws
-  // HSGD_ERR_ARGUMENT while one is captured into a graph.
+  // Starts a collective; all ranks must call it; does not block. It runs after the work queued on
+  // `streams`, the streams of the arrays. Throws HSGD_ERR_ARGUMENT while one of them is captured
+  // into a graph.
   using Streams = std::vector<CudaStream>;
   std::shared_ptr<DeviceWork> start(const DeviceCall& call, const Streams& streams);
-  // Local. Blocks until all that was started is done, or fails; later calls throw. False where the
-  // device hangs in it: then it may use the arrays for ever.
+  // Blocks until all started collectives are done or have failed; later calls throw. Local. Returns
+  // false if the device hangs in one: then it may use the arrays forever.
   bool finish();
-  // Local, any thread, never blocks. Has what is under way fail, and all later calls.
+  // Makes all collectives in progress and all later calls fail. Local; may be called from any
+  // thread; never blocks.
   void abort();
-  // Local. Throws what an earlier collective has failed with.
+  // Throws the error of an earlier failed collective. Local.
   void check() const;
   const hsgd_topology& topology() const { return topology_; }
 
@@ -84,9 +87,9 @@ class HSGD_API DeviceComm {
   std::shared_ptr<const Device> device_;
   std::shared_ptr<EventPool> events_;
   std::mutex mutex_;        // one call at a time
-  std::mutex parts_mutex_;  // while parts_ goes, or is aborted
+  std::mutex parts_mutex_;  // held while parts_ is destroyed or aborted
   bool is_finished_ = false;
-  std::unique_ptr<OwnEvent> input_;  // when what a call needs is there
+  std::unique_ptr<OwnEvent> input_;  // recorded when a call's input is ready
   std::unique_ptr<Parts> parts_;
 };
 

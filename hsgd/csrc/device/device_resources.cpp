@@ -1,4 +1,4 @@
-// Pages for registered memory, and the pool of events.
+// Device resources: pages for registered memory, and the pool of events.
 #include "device/device_resources.hpp"
 
 #include <sys/mman.h>
@@ -42,11 +42,11 @@ Signal::Signal(const Device& device)
   set(first_count_32());
 }
 
-EventPool::~EventPool() {  // in whatever thread dropped the last work
+EventPool::~EventPool() {  // runs in the thread that dropped the last work
   try {
     const Device::Current current(device_);
     free_.clear();
-  } catch (const Error&) {  // no context any more: nothing is left to give back
+  } catch (const Error&) {  // no context any more: nothing left to release
     for (auto& event : free_) static_cast<void>(event.release());
   }
 }
@@ -60,7 +60,7 @@ std::unique_ptr<OwnEvent> EventPool::take() {
 }
 
 void EventPool::give_back(std::unique_ptr<OwnEvent> event) {
-  if (!owner_.is_this_process()) {  // forked: the device is not here, and the lock may be held
+  if (!owner_.is_this_process()) {  // forked: the device is not available, and the lock may be held
     static_cast<void>(event.release());
     return;
   }

@@ -1,7 +1,7 @@
-// Streams, events and registered memory of a device, given back when they go.
+// Streams, events and registered memory of a device, released by their destructors.
 //
-// Owns nothing but that. All of it is called with the device's context current, but for the words
-// of Signals, which the processor reads and writes.
+// All calls need the device's context current, except those on the words of Signals, which the
+// processor reads and writes.
 #ifndef HSGD_DEVICE_DEVICE_RESOURCES_HPP_
 #define HSGD_DEVICE_DEVICE_RESOURCES_HPP_
 
@@ -43,7 +43,8 @@ class OwnEvent {
   CudaEvent event_;
 };
 
-// Memory of somebody else's that the device may copy from and to without the processor.
+// Registers memory of another owner, so that the device can copy from and to it without the
+// processor.
 class Registration {
  public:
   Registration(const Device& device, std::byte* memory, size_t bytes)
@@ -59,7 +60,7 @@ class Registration {
   std::byte* memory_;
 };
 
-// The same with pages of its own, which are zero at first. Throws HSGD_ERR_MEMORY.
+// Registered memory with its own pages, zero at first. Throws HSGD_ERR_MEMORY.
 class PinnedMemory {
  public:
   PinnedMemory(const Device& device, size_t bytes);
@@ -74,7 +75,7 @@ class PinnedMemory {
   std::unique_ptr<Registration> registration_;
 };
 
-// A number that only grows, in a circle, in memory that both processor and device see.
+// A number that only grows, modulo 2^32, in memory that both processor and device see.
 class Signal {
  public:
   explicit Signal(const Device& device);
@@ -92,7 +93,7 @@ class Signal {
   DeviceAddress address_;
 };
 
-// Events that are used again: what waits for one, waits for what was recorded when it was asked to.
+// A pool of reused events: a wait for an event covers what was recorded when the wait was queued.
 class EventPool {
  public:
   explicit EventPool(const Device& device) : device_(device) {}

@@ -1,4 +1,4 @@
-// Waiting for the device without taking a core, and the collectives one after another.
+// ExchangeThread: waits for the device without occupying a core, and runs the collectives in order.
 #include "device/exchange_thread.hpp"
 
 #include <pthread.h>
@@ -20,7 +20,8 @@
 namespace hsgd {
 namespace {
 
-// A device cannot wake a thread: it looks, at first all the time, then from time to time.
+// The polling of the device, which cannot wake a thread: constantly at first, then from time to
+// time.
 class Looks {
  public:
   void pause() {
@@ -30,13 +31,13 @@ class Looks {
     } else if (waited_ns_ < kYieldNs) {
       ::sched_yield();
     } else {
-      // Late by at most a twentieth of the wait.
+      // The thread is late by at most a twentieth of the wait.
       const timespec time{0, static_cast<long>(std::clamp(waited_ns_ / 20, kShortNs, kLongNs))};
       ::nanosleep(&time, nullptr);
     }
   }
   int64_t waited_ns() const { return waited_ns_; }
-  // Some fifty times a second.
+  // Returns true about fifty times a second.
   bool is_time_to_ask() {
     if (waited_ns_ - asked_ns_ < kAskNs) return false;
     asked_ns_ = waited_ns_;
@@ -60,7 +61,7 @@ ExchangeThread::ExchangeThread(const Signals& signals, std::vector<HostRanks> ra
                                DeviceGuard* guard)
     : signals_(signals), ranks_(std::move(ranks)), guard_(guard) {
   for (const HostRanks& each : ranks_) each.comm->communicator->check_background();
-  const SignalsBlocked blocked;  // the thread inherits it
+  const SignalsBlocked blocked;  // the thread inherits the signal mask
   try {
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
@@ -95,7 +96,7 @@ void ExchangeThread::note(const hsgd_error& error) {
 
 void ExchangeThread::fail(const hsgd_error& error) {
   note(error);
-  for (const HostRanks& each : ranks_) hsgd_comm_abort(each.comm);  // what is under way
+  for (const HostRanks& each : ranks_) hsgd_comm_abort(each.comm);  // the collectives in progress
   work_.notify_one();
 }
 
@@ -136,7 +137,7 @@ void ExchangeThread::serve() {
   }
 }
 
-// Outside of the lock; whether there was something to tell.
+// Reports a new failure to the other ranks, outside of the lock. Returns true if there was one.
 bool ExchangeThread::tell_if_failed(std::unique_lock<std::mutex>& lock) {
   if (!failure_ || has_told_) return false;
   has_told_ = true;
@@ -147,7 +148,7 @@ bool ExchangeThread::tell_if_failed(std::unique_lock<std::mutex>& lock) {
   return true;
 }
 
-// False: it will not come.
+// Waits for the device's signal. Returns false if it will not come.
 bool ExchangeThread::await_device(const HostTask& task) {
   const Signal& signal =
       task.kind == HostTask::Kind::kExchange ? signals_.has_copied : signals_.has_passed;
@@ -170,13 +171,13 @@ void ExchangeThread::look(int64_t waited_ns) {
   note(error);
 }
 
-// In the numbers of the device's collectives.
+// Records the error, with the rank's number in the device's collectives.
 void ExchangeThread::note_of(const hsgd_comm* comm, hsgd_error error) {
   const auto is_it = [&](const HostRanks& each) { return each.comm == comm; };
   const std::vector<int>& numbers = std::find_if(ranks_.begin(), ranks_.end(), is_it)->numbers;
   const int size = static_cast<int>(numbers.size());
   const int known = error.rank;
-  if (known >= size) {  // no rank of that communicator: see tell_others()
+  if (known >= size) {  // not in that communicator: see tell_others()
     error.rank = known - size;
   } else if (known >= 0 && numbers[static_cast<size_t>(known)] != known) {
     error.rank = numbers[static_cast<size_t>(known)];
@@ -188,8 +189,9 @@ void ExchangeThread::note_of(const hsgd_comm* comm, hsgd_error error) {
   note(error);
 }
 
-// What they wait for will not come. A rank that is none of a communicator's has a number above all
-// of its ranks there. A communicator that has failed by itself has told its ranks.
+// Fails the communicators of the other ranks, because the data that they wait for will not come. A
+// rank outside of a communicator is given a number above all of its ranks. A communicator that
+// failed by itself has already notified its ranks.
 void ExchangeThread::tell_others(const hsgd_error& error) {
   const bool is_of_others = error.code == HSGD_ERR_PEER_LOST || error.code == HSGD_ERR_TIMEOUT;
   const int own = ranks_.front().comm->communicator->topology().rank;

@@ -1,10 +1,10 @@
-// The thread that carries out collectives on host memory between two copies of a device.
+// ExchangeThread: a thread that runs collectives on host memory between two copies of a device.
 //
-// Owns the order, that of the calls. The device sets a signal when it has copied the input down,
-// or, in another stream, when it has passed a mark; the thread sets one when the result may be
-// copied up. Each is set in one stream or thread only, so that it never goes back. It never calls
-// the driver. After an error every result is filled with ones, which are NaN in floating dtypes, so
-// that nobody takes for a result what is none, and the device goes on.
+// Runs them in the order of the calls. The device sets a signal after it has copied the input down,
+// or, in another stream, after it has passed a mark; the thread sets a signal when the result may
+// be copied up. Each signal is set by one stream or thread only, so that it never decreases. The
+// thread never calls the driver. After an error every result is filled with ones, which are NaN in
+// floating dtypes, so that it cannot be mistaken for a valid result, and the device continues.
 #ifndef HSGD_DEVICE_EXCHANGE_THREAD_HPP_
 #define HSGD_DEVICE_EXCHANGE_THREAD_HPP_
 
@@ -23,26 +23,26 @@
 
 namespace hsgd {
 
-// What may have the device wait for other ranks, and so for ever.
+// The guard of device work that waits for other ranks, possibly forever.
 class DeviceGuard {
  public:
   virtual ~DeviceGuard() = default;
-  // Called now and then while something is waited for that the device does in a call over this, and
-  // for how long it has been. Throws where it never will be done.
+  // Checks the guarded call; called from time to time while the device works on it, with the time
+  // of the wait so far. Throws if it will never be done.
   virtual void look(int64_t waited_ns) = 0;
-  // Once, after the first failure: the device waits for no rank from now on.
+  // Called once, after the first failure: makes the device stop waiting for other ranks.
   virtual void release() noexcept = 0;
-  // What is queued may hang for ever, and is left behind.
+  // Leaves the queued work behind, because it may hang forever.
   virtual void leave_behind() noexcept = 0;
 };
 
-// A communicator that the thread uses, and nobody else until that is gone.
+// A communicator that only the thread uses while it runs.
 struct HostRanks {
   hsgd_comm* comm = nullptr;
-  std::vector<int> numbers;  // of its ranks, in the communicator of the device's collectives
+  std::vector<int> numbers;  // numbers of its ranks in the communicator of the device's collectives
 };
 
-// What the thread does for one number of the signals.
+// The task of the thread for one number of the signals.
 struct HostTask {
   enum class Kind {
     kExchange,  // waits for the device, then runs the collective
@@ -52,7 +52,7 @@ struct HostTask {
   Kind kind = Kind::kExchange;
   uint32_t number = 0;
   bool is_guarded = false;    // see DeviceGuard
-  hsgd_comm* comm = nullptr;  // over which ranks
+  hsgd_comm* comm = nullptr;  // the communicator that runs it
   hsgd_call call{};
   std::vector<uint64_t> counts;
   std::vector<uint64_t> receive_counts;
@@ -75,17 +75,18 @@ class HSGD_API ExchangeThread {
   ExchangeThread(const ExchangeThread&) = delete;
   ExchangeThread& operator=(const ExchangeThread&) = delete;
 
-  // Local, never blocks. Numbers grow by one, in a circle.
+  // Queues a task. Local, never blocks. Numbers grow by one, modulo 2^32.
   void submit(HostTask task);
-  // Local. Whether it has failed, and what with; from then on every collective does.
+  // Returns true and the error if the thread has failed; from then on every collective fails.
+  // Local.
   bool has_failed(hsgd_error* err) const;
-  // Local. Has everything fail that is not done, here and, since this rank leaves, on the others.
+  // Makes all unfinished work fail, here and, because this rank leaves, on the other ranks. Local.
   void fail(const hsgd_error& error);
-  // Local. Signals of the device will not come any more: nothing waits for them from now on.
+  // Stops all waits for the device, whose signals will not come any more. Local.
   void give_device_up() { device_is_lost_.store(true, std::memory_order_release); }
-  // False where something that was submitted is not done after so long.
+  // Returns false if submitted work is not done after `timeout_s`.
   bool wait_until_idle(double timeout_s);
-  // Blocks until all that was submitted is done, and ends the thread. A second call does nothing.
+  // Blocks until all submitted work is done, and ends the thread. A second call does nothing.
   void finish();
 
  private:
@@ -106,7 +107,7 @@ class HSGD_API ExchangeThread {
   std::condition_variable idle_;
   std::deque<HostTask> queue_;
   std::optional<hsgd_error> failure_;  // the first one
-  bool has_told_ = false;              // the other ranks of it
+  bool has_told_ = false;              // has reported the failure to the other ranks
   bool executes_ = false;
   bool ends_ = false;
   std::atomic<bool> device_is_lost_{false};

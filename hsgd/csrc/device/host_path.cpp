@@ -1,4 +1,4 @@
-// Slots, and what is queued for one step.
+// HostPath: manages slots and queues the work of each step.
 #include "device/host_path.hpp"
 
 #include <algorithm>
@@ -73,7 +73,8 @@ HostPath::~HostPath() { static_cast<void>(finish()); }
 bool HostPath::finish() {
   if (thread_ == nullptr) return true;
   constexpr double kLookS = 0.02;
-  constexpr double kPatienceS = 30;  // after a failure: kernels that waited for others have ended
+  constexpr double kPatienceS =
+      30;  // after a failure: time for kernels that waited for others to end
   std::optional<Deadline> patience;
   bool hangs = false;
   while (!thread_->wait_until_idle(kLookS)) {
@@ -90,7 +91,7 @@ bool HostPath::finish() {
   return !hangs;
 }
 
-// What hangs there may use all of this for ever.
+// Leaves everything behind, because hanging work may use it forever.
 void HostPath::leave_behind() {
   if (guard_ != nullptr) guard_->leave_behind();
   static_cast<void>(registration_.release());
@@ -165,7 +166,7 @@ void HostPath::begin(const DeviceCall& call, CudaStream stream) {
   task.call = host_call(call, {}, nullptr);
   task.counts.assign(call.counts.size(), 0);
   task.receive_counts.assign(call.receive_counts.size(), 0);
-  if (call.kind != HSGD_ALLTOALL)  // what each rank gives to each is its own there
+  if (call.kind != HSGD_ALLTOALL)  // each rank has its own counts
     task.shape.insert(task.shape.end(), call.counts.begin(), call.counts.end());
   thread_->submit(std::move(task));
   is_guarded_ = true;

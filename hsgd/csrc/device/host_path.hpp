@@ -1,10 +1,10 @@
-// The way of a collective on device memory through host memory, step by step: down, what the ranks
-// do there, up.
+// HostPath: runs a collective on device memory through host memory, step by step: copy down,
+// exchange, copy up.
 //
 // Owns two streams, one for each direction, the slots of host memory, and the thread that
-// exchanges. All that a step does on the device is queued when the step is passed: the streams wait
-// for one another by events, and for the thread by a signal. Never blocks the caller, but where the
-// driver's queues are full.
+// exchanges. All device work of a step is queued when the step is passed: the streams wait for one
+// another by events, and for the thread by a signal. Blocks the caller only if the driver's queues
+// are full.
 #ifndef HSGD_DEVICE_HOST_PATH_HPP_
 #define HSGD_DEVICE_HOST_PATH_HPP_
 
@@ -19,7 +19,8 @@
 
 namespace hsgd {
 
-// Slots that are used in turn: a step waits on the device until what was in its slot is up.
+// A ring of slots, used in turn: a step waits on the device until the previous result in its slot
+// is copied up.
 class SlotRing {
  public:
   // `memory`: registered, `count` slots of `slot_bytes`.
@@ -27,7 +28,7 @@ class SlotRing {
   size_t slot_bytes() const { return slot_bytes_; }
   struct Slot {
     std::byte* memory = nullptr;
-    CudaEvent is_free = nullptr;  // recorded when it was used last
+    CudaEvent is_free = nullptr;  // recorded after its last use
   };
   Slot next();
 
@@ -40,32 +41,33 @@ class SlotRing {
 
 class HostPath {
  public:
-  // Collective, blocking. `ranks`: first those of the device's collectives.
-  // `guard`: see ExchangeThread; may be nullptr.
+  // Creates the path; all ranks must call it; blocks. `ranks`: first those of the device's
+  // collectives. `guard`: see ExchangeThread; may be nullptr.
   HostPath(const Device& device, const std::vector<HostRanks>& ranks, size_t slot_bytes,
            unsigned slots, DeviceGuard* guard);
   ~HostPath();
   HostPath(const HostPath&) = delete;
   HostPath& operator=(const HostPath&) = delete;
 
-  // Blocks until all that was passed is done, or fails; no step may be passed afterwards. False
-  // where the device hangs in it, which may use what it was given for ever: that stays behind then.
+  // Blocks until all passed steps are done or have failed; no step may be passed afterwards.
+  // Returns false if the device hangs in one: it may use its buffers forever, so they stay behind.
   bool finish();
   CudaStream down() const { return down_; }
   CudaStream up() const { return up_; }
   ExchangeThread& thread() { return *thread_; }
 
-  // All steps of a call, over the first communicator.
+  // Passes all steps of a call, over the first communicator.
   void pass(const DeviceCall& call);
-  // One step, over the communicator given. What it needs is queued on down() before, and what needs
-  // it on up() afterwards.
+  // Passes one step, over the given communicator. Its input must be queued on down() before, and
+  // uses of its result on up() afterwards.
   void pass_step(SlotRing& ring, const DeviceCall& call, const DeviceStep& step, hsgd_comm* comm);
-  // For what the device does without host memory, on one and the same stream for all calls: begin()
-  // has the ranks agree that all call this, when the stream has come to it or before. What is
-  // passed from then on belongs to the call, and is guarded, until the stream has come to end().
+  // begin() and end() enclose work that the device does without host memory, on the same stream for
+  // all calls. begin() makes the ranks agree that all call this, when the stream reaches it or
+  // earlier. Steps passed after it belong to the call, and are guarded until the stream reaches
+  // end().
   void begin(const DeviceCall& call, CudaStream stream);
   void end(CudaStream stream);
-  // Slots that all ranks of a node map, in which the ranks combine without copies.
+  // Returns slots that all ranks of a node map, in which the ranks combine without copies.
   SlotRing& shared_ring() { return *shared_; }
 
  private:
@@ -84,7 +86,7 @@ class HostPath {
   std::unique_ptr<hsgd_buffer, FreeBuffer> buffer_;
   std::unique_ptr<Registration> registration_;
   std::unique_ptr<SlotRing> shared_;
-  std::unique_ptr<PinnedMemory> pinned_;  // for blocks, made when it is needed
+  std::unique_ptr<PinnedMemory> pinned_;  // for blocks, created on first use
   std::unique_ptr<SlotRing> own_;
   DeviceGuard* guard_;
   std::unique_ptr<Signal> has_copied_;
@@ -93,7 +95,7 @@ class HostPath {
   OwnStream down_;
   OwnStream up_;
   uint32_t exchanges_;  // numbers of the signals has_copied and may_copy
-  uint32_t marks_;      // and of has_passed
+  uint32_t marks_;      // number of the signal has_passed
   bool is_guarded_ = false;
   std::unique_ptr<ExchangeThread> thread_;
 };

@@ -1,4 +1,4 @@
-// NCCL's functions by name, and its operations on blocks of any size.
+// NcclGroup: finds NCCL's functions by name and runs its operations on blocks of any size.
 #include "device/nccl.hpp"
 
 #include <dlfcn.h>
@@ -30,7 +30,8 @@ bool are_equal(const std::vector<uint64_t>& counts) {
                      [&](uint64_t count) { return count == counts.front(); });
 }
 
-// What a thread that makes a communicator leaves; kept by it when nobody waits any more.
+// The result of a thread that creates a communicator; the thread keeps it if no caller waits any
+// more.
 struct Made {
   std::promise<NcclResult> result;
   NcclComm comm = nullptr;
@@ -91,7 +92,8 @@ NcclGroup::NcclGroup(std::shared_ptr<const NcclLibrary> library,
       device_(std::move(device)),
       rank_(rank),
       size_(size) {
-  // It knows no deadline: in a thread of its own, which stays behind if a rank does not come.
+  // Creation has no deadline, so it runs in its own thread, which stays behind if a rank does not
+  // come.
   const auto made = std::make_shared<Made>();
   std::future<NcclResult> result = made->result.get_future();
   {
@@ -125,7 +127,7 @@ bool NcclGroup::has_ended() const {
 
 void NcclGroup::abort() noexcept { end(true); }
 
-// In a thread of its own: NCCL may wait for the device, and for other ranks.
+// Ends the communicator in its own thread: NCCL may wait for the device, and for other ranks.
 void NcclGroup::end(bool by_abort) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (ended_.valid() || comm_ == nullptr) return;
@@ -134,21 +136,21 @@ void NcclGroup::end(bool by_abort) {
   ended_ = ended->get_future();
   const auto work = [ended, by_abort, comm = comm_, inside = inside_, library = library_,
                      device = device_] {
-    // Whoever is in a call has its kernels in a queue that may be full: not for ever.
+    // A thread in a call may wait for a full queue of kernels; this wait has a limit.
     const Deadline patience(1.0);
     while (inside->load() > 0 && !patience.passed()) pause_ms(1);
     try {
       const Device::Current current(*device);
       const NcclFunctions& nccl = library->functions();
       static_cast<void>(by_abort ? nccl.ncclCommAbort(comm) : nccl.ncclCommDestroy(comm));
-    } catch (const Error&) {  // no context any more: nothing is left to give back
+    } catch (const Error&) {  // no context any more: nothing left to release
     }
     ended->set_value();
   };
   const SignalsBlocked blocked;
   try {
     std::thread(work).detach();
-  } catch (const std::system_error&) {  // no thread can be had: here, then
+  } catch (const std::system_error&) {  // no thread available: run it here
     work();
   }
 }

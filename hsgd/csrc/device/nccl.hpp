@@ -1,8 +1,8 @@
-// The door to NCCL: its functions, found at run time, and one communicator of a node's devices.
+// NcclGroup: calls NCCL, found at run time, with one communicator of a node's devices.
 //
-// Owns a communicator, and how it ends: destroyed when its operations are done, aborted when a rank
-// is lost, which ends the kernels that wait for that rank. No header of NCCL is needed to build
-// this. Operations are queued on a stream; nothing here waits for the device, but the end.
+// Owns the communicator and ends it: destroys it when its operations are done, or aborts it when a
+// rank is lost, which ends the kernels that wait for that rank. Needs no header of NCCL to build.
+// Operations are queued on a stream; only the end waits for the device.
 #ifndef HSGD_DEVICE_NCCL_HPP_
 #define HSGD_DEVICE_NCCL_HPP_
 
@@ -28,7 +28,7 @@ struct NcclId {
   char bytes[128];
 };
 
-// As NCCL 2.10 and later declare them.
+// The functions as NCCL 2.10 and later declare them.
 struct NcclFunctions {
   NcclResult (*ncclGetVersion)(int* version);
   NcclResult (*ncclGetUniqueId)(NcclId* id);
@@ -56,10 +56,10 @@ struct NcclFunctions {
 
 class HSGD_API NcclLibrary {
  public:
-  // Local. Throws HSGD_ERR_SYSTEM where it cannot be loaded.
+  // Loads the library. Local. Throws HSGD_ERR_SYSTEM if it cannot be loaded.
   explicit NcclLibrary(const std::string& name);
   NcclId new_id() const;
-  // As NCCL counts from 2.9 on: 23004 is 2.30.4.
+  // Returns the version as NCCL counts from 2.9 on: 23004 is 2.30.4.
   int version() const;
   const NcclFunctions& functions() const { return functions_; }
   void check(NcclResult code, const char* what) const;
@@ -69,17 +69,18 @@ class HSGD_API NcclLibrary {
   NcclFunctions functions_{};
 };
 
-// The ranks of one node, with devices that NCCL takes. All but abort() by one thread at a time.
+// The ranks of one node, with devices that NCCL accepts. Only abort() may be called by several
+// threads at a time.
 class NcclGroup {
  public:
-  // Looks whether waiting for the others has become pointless, and throws then.
+  // Checks during a wait; throws if the wait has become pointless.
   using Look = std::function<void()>;
-  // Collective over the group, blocking, with the device's context current. `look` is called while
-  // others are waited for.
+  // Creates the group; all its ranks must call it, with the device's context current; blocks.
+  // `look` is called while this rank waits for others.
   NcclGroup(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<const Device> device,
             const NcclId& id, int rank, int size, const Look& look);
-  // Everything queued must be done, or abort() have been called. Waits for NCCL some seconds at
-  // most, which may wait for other ranks: then a thread stays behind.
+  // Ends the group. All queued work must be done, or abort() must have been called. Waits some
+  // seconds at most for NCCL, which may wait for other ranks: then a thread stays behind.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
@@ -87,7 +88,7 @@ class NcclGroup {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // The ranks' blocks, as `counts` has them, lie in rank order; all operations may be in place.
+  // The ranks' blocks, given by `counts`, are in rank order; all operations may be in place.
   void allreduce(DeviceAddress in, DeviceAddress out, uint64_t count, hsgd_dtype dtype, hsgd_op op,
                  CudaStream stream);
   void broadcast(DeviceAddress data, uint64_t count, hsgd_dtype dtype, int root, CudaStream stream);
@@ -98,15 +99,15 @@ class NcclGroup {
   void alltoall(DeviceAddress in, const std::vector<uint64_t>& counts, DeviceAddress out,
                 const std::vector<uint64_t>& receive_counts, hsgd_dtype dtype, CudaStream stream);
 
-  // Any thread, never blocks: has what is queued end, in whatever state. What is queued afterwards
-  // throws.
+  // Ends all queued work, in any state; later calls throw. May be called from any thread; never
+  // blocks.
   void abort() noexcept;
-  // Blocks for some seconds at most: whether nothing of an aborted group is under way any more;
-  // true of one that was not.
+  // Blocks for some seconds at most. Returns true if no work of an aborted group is in progress any
+  // more, or if it was not aborted.
   bool has_ended() const;
 
  private:
-  // While it lives, abort() waits before it gives the communicator back.
+  // While it exists, abort() waits before it releases the communicator.
   class Inside {
    public:
     explicit Inside(NcclGroup& group);

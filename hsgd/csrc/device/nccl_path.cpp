@@ -1,4 +1,5 @@
-// Collectives over NCCL on one node, chunk by chunk between nodes, and checks of awaited ranks.
+// NcclPath: runs collectives over NCCL on one node, chunk by chunk between nodes, and checks
+// awaited ranks.
 #include "device/nccl_path.hpp"
 
 #include <algorithm>
@@ -13,11 +14,11 @@ namespace hsgd {
 namespace {
 
 constexpr int64_t kNsPerS = 1'000'000'000;
-// A rank may end when its own device is done. Those that others have got all they need from it for
-// are done soon after.
+// The time for other ranks to finish after one has ended. A rank may end when its own device is
+// done; ranks that already have all its data finish soon after.
 constexpr int64_t kGraceNs = 2 * kNsPerS;
-constexpr double kPatienceS = 10;  // of what was queued, when all of it is known to be done
-// Below it the latency of NCCL's two operations is more than the copies take.
+constexpr double kPatienceS = 10;  // for queued work, when all of it is known to be done
+// Below this size the latency of NCCL's two operations exceeds the time of the copies.
 constexpr uint64_t kLeastBytes = 64 << 10;
 
 hsgd_topology topology_of(const hsgd_comm* comm) {
@@ -28,7 +29,7 @@ hsgd_topology topology_of(const hsgd_comm* comm) {
 
 }  // namespace
 
-// What is summed at once: a slice for each rank of the node.
+// The data that is summed at once: a slice for each rank of the node.
 class NcclPath::Chunks {
  public:
   Chunks(const DeviceCall& call, const NcclGroup& group, size_t slice_bytes)
@@ -38,7 +39,7 @@ class NcclPath::Chunks {
         elements_(slice_bytes / item_ * ranks_) {}
   uint64_t size() const { return (count_ + elements_ - 1) / elements_; }
   size_t offset(uint64_t index) const { return index * elements_ * item_; }
-  // Elements of each rank's slice.
+  // Returns the elements of each rank's slice.
   std::vector<uint64_t> counts(uint64_t index) const {
     const uint64_t all = std::min(elements_, count_ - index * elements_);
     std::vector<uint64_t> counts(ranks_, all / ranks_);
@@ -98,7 +99,7 @@ NcclPath::NcclPath(std::shared_ptr<const Device> device, const Settings& setting
 NcclPath::~NcclPath() {
   const Deadline patience(kPatienceS);
   if (left_behind_ || !group_->has_ended() || !device_->drains(stream_, drained_, patience))
-    static_cast<void>(slices_.release());  // what hangs there may use them for ever
+    static_cast<void>(slices_.release());  // hanging work may use them forever
 }
 
 bool NcclPath::takes(const DeviceCall& call) const {
@@ -134,10 +135,10 @@ void NcclPath::on_one_node(const DeviceCall& call) {
   }
 }
 
-// Chunk by chunk: the devices of the node sum it, each a slice, which ranks of other nodes sum
-// through host memory, and the slices come together again. NCCL executes its operations in the
-// order of the calls: those of a chunk's end are queued when the slices of later ones are on their
-// way.
+// Runs the call chunk by chunk: the devices of the node sum a chunk, one slice each; ranks of
+// different nodes sum the slices through host memory; then the slices are gathered. NCCL executes
+// its operations in the order of the calls, so the end of a chunk is queued when the slices of
+// later chunks are in transit.
 void NcclPath::between_nodes(HostPath& path, const DeviceCall& call) {
   const Chunks chunks(call, *group_, slices_->bytes);
   const uint64_t ahead = settings_.slots - 1;
@@ -173,9 +174,9 @@ void NcclPath::check_peers() {
   settings_.comm->communicator->node().check_peers(LocalGroup::kAnySequence, "NCCL");
 }
 
-// In the exchange thread.
+// Checks for dead ranks; runs in the exchange thread.
 void NcclPath::look(int64_t waited_ns) {
-  if (waited_ns < waited_ns_) dead_since_ns_ = 0;  // another wait
+  if (waited_ns < waited_ns_) dead_since_ns_ = 0;  // a new wait has begun
   waited_ns_ = waited_ns;
   const int64_t now = now_ns();
   const double timeout_s = settings_.comm->communicator->options().timeout_s;

@@ -1,8 +1,8 @@
-// The way of a collective on device memory over NCCL: all of it on one node; between nodes each
-// rank's slice of a chunk through host memory.
+// NcclPath: runs a collective on device memory over NCCL: completely on one node; between nodes
+// each rank's slice of a chunk goes through host memory.
 //
-// Owns the group of the node's devices, and who is waited for: NCCL's kernels wait for ever for a
-// rank that died, so this looks whether one has, and ends them.
+// Owns the group of the node's devices and the check of awaited ranks: NCCL's kernels wait forever
+// for a rank that died, so this checks for deaths and ends the kernels.
 #ifndef HSGD_DEVICE_NCCL_PATH_HPP_
 #define HSGD_DEVICE_NCCL_PATH_HPP_
 
@@ -23,17 +23,19 @@ class NcclPath final : public DeviceGuard {
     std::shared_ptr<const NcclLibrary> library;
     NcclId id{};             // of the node
     hsgd_comm* comm;         // all ranks
-    hsgd_comm* between;      // those of other nodes with this local rank; nullptr on one node
+    hsgd_comm* between;      // ranks of other nodes with this local rank; nullptr on one node
     size_t slice_bytes = 0;  // of a rank's part of a chunk
     unsigned slots = 4;
   };
-  // Collective over the node, blocking, with the device's context current.
+  // Creates the path; all ranks of the node must call it, with the device's context current;
+  // blocks.
   NcclPath(std::shared_ptr<const Device> device, const Settings& settings);
   ~NcclPath() override;
 
-  // Whether this way takes the call; other calls go through host memory.
+  // Returns true if this path can run the call; other calls go through host memory.
   bool takes(const DeviceCall& call) const;
-  // Queues all of it after what stream() has; the result is there when stream() has come to it.
+  // Queues the whole call after the present work of stream(); the result is ready when stream() has
+  // reached its end.
   void pass(HostPath& path, const DeviceCall& call);
   CudaStream stream() const { return stream_; }
 
@@ -58,7 +60,7 @@ class NcclPath final : public DeviceGuard {
   std::unique_ptr<Slices> slices_;
   OwnEvent drained_;
   bool left_behind_ = false;
-  int64_t waited_ns_ = 0;  // of the exchange thread, at its last look
+  int64_t waited_ns_ = 0;  // length of the exchange thread's wait, at its last look
   int64_t dead_since_ns_ = 0;
 };
 
