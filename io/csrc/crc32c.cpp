@@ -1,8 +1,8 @@
-// CRC-32C: three streams in parallel through the SSE 4.2 instruction where there is one, tables
-// elsewhere. Owns its tables, made by the compiler.
+// hsgd_io_crc32c(): computes CRC-32C with three parallel streams of the SSE 4.2 instruction if the
+// processor has it, else with tables made by the compiler.
 //
-// Method: M. Adler, crc32c.c (2013): the CRCs of three neighbouring parts are made side by side,
-// which hides the latency of the instruction, and are joined by shifting a CRC over zeros.
+// Method: M. Adler, crc32c.c (2013): the CRCs of three neighbouring parts are computed side by
+// side, which hides the latency of the instruction, and are joined by shifting a CRC over zeros.
 #include <array>
 #include <cstring>
 
@@ -38,7 +38,7 @@ uint64_t load(const unsigned char* from) {
   return word;
 }
 
-// Eight bytes per step ("slicing by 8"). Little-endian, as all of hsgd.
+// Computes eight bytes per step ("slicing by 8"). Little-endian, as all of hsgd.
 uint32_t by_table(uint32_t crc, const unsigned char* from, int64_t count) {
   for (; count >= 8; count -= 8, from += 8) {
     const uint64_t word = load(from) ^ crc;
@@ -53,8 +53,8 @@ uint32_t by_table(uint32_t crc, const unsigned char* from, int64_t count) {
 
 using Shift = std::array<std::array<uint32_t, 256>, 4>;
 
-// Tables that take a CRC over kPart zero bytes. The operator is linear: its columns are the images
-// of single bits, and a column is a bit taken over the zeros one byte at a time.
+// Returns tables that shift a CRC over kPart zero bytes. The operator is linear: its columns are
+// the images of single bits, each shifted over the zeros one byte at a time.
 constexpr Shift make_shift() {
   std::array<uint32_t, 32> column{};
   for (size_t bit = 0; bit < 32; ++bit) {

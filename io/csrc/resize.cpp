@@ -1,15 +1,16 @@
-// Part of an image to another size: triangle filter, as wide as the reduction asks for, so that
-// nothing is skipped (what Pillow calls BILINEAR and torchvision antialias=True). Owns the filter.
-// Lines first, then columns, in whole numbers of 16 bits, so all processors agree; in floats where
-// many pixels become one. Never allocates and never throws.
+// hsgd_io_crop_image(): scales a part of an image with a triangle filter that widens with the
+// reduction, so that no pixel is skipped (Pillow's BILINEAR, torchvision's antialias=True).
+//
+// Lines first, then columns, in whole numbers of 16 bits, so that all processors agree; in floats
+// if many pixels become one. Never allocates and never throws.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "rows.h"
 
-// Which loops there are: 2 with those of AVX2, for processors that have it, 1 SSE2 alone, 0
-// portable ones alone. Set only by the test that compares them.
+// The loops that are compiled: 2: also AVX2, for processors that have it; 1: SSE2 only; 0: portable
+// ones only. Set only by the test that compares them.
 #if !defined(HSGD_IO_LOOPS)
 #if defined(__x86_64__)
 #define HSGD_IO_LOOPS 2
@@ -26,7 +27,7 @@ namespace {
 
 constexpr int kChannels = 3;
 
-// Where an output pixel gets its value from: input pixels [first, first + count).
+// The source of an output pixel: input pixels [first, first + count).
 struct Taps {
   int64_t first;
   int64_t count;
@@ -34,14 +35,15 @@ struct Taps {
 
 double triangle(double x) { return std::max(0.0, 1.0 - std::fabs(x)); }
 
-// Weights of output pixel `i` of `size`, over the inputs of [start, start + length) alone.
+// Computes the weights of output pixel `i` of `size`, over the inputs of [start, start + length)
+// alone.
 Taps taps_of(double start, double length, int64_t size, int64_t i, float* weights) {
   const double scale = length / static_cast<double>(size);
   const double width = std::max(1.0, scale);
   const double center = start + (static_cast<double>(i) + 0.5) * scale;
   const auto low = static_cast<int64_t>(std::floor(start));
   const auto high = static_cast<int64_t>(std::ceil(start + length));
-  // The middles of pixels that are nearer than `width`: others would have a weight of 0.
+  // Only pixels with a middle nearer than `width`: others would have a weight of 0.
   const int64_t first = std::max(low, static_cast<int64_t>(std::floor(center - width - 0.5)) + 1);
   const int64_t last = std::min(high, static_cast<int64_t>(std::ceil(center + width - 0.5)));
   double sum = 0;
@@ -50,7 +52,7 @@ Taps taps_of(double start, double length, int64_t size, int64_t i, float* weight
     weights[pixel - first] = static_cast<float>(weight);
     sum += weight;
   }
-  if (sum <= 0) {  // between two pixels at the edge of what is asked for
+  if (sum <= 0) {  // between two pixels at the edge of the part
     weights[0] = 1;
     return {std::min(std::max(low, static_cast<int64_t>(center)), high - 1), 1};
   }
@@ -62,25 +64,25 @@ int64_t most_taps(double length, int64_t size) {
   return static_cast<int64_t>(2 * std::max(1.0, length / static_cast<double>(size))) + 3;
 }
 
-// Up to so many products are summed up in 16 bits, which then cannot overflow.
+// The most products summed in 16 bits, which then cannot overflow.
 constexpr int64_t kFew = 64;
 constexpr int64_t kBlock = 64;  // values at once: few enough for registers
-constexpr int64_t kLanes = 4;   // red, green, blue, and what follows
+constexpr int64_t kLanes = 4;   // red, green, blue, and the following byte
 constexpr int64_t kPixels = 4;  // of a row, at once
 
 uint16_t whole_weight(float weight) {
   return static_cast<uint16_t>(std::min(65535.0F, weight * 65536.0F + 0.5F));
 }
 
-// Lines of one output row, each `stride` bytes behind the one before.
+// The lines of one output row, each `stride` bytes behind the previous one.
 struct Lines {
   const uint8_t* first;
   int64_t stride;
   int64_t count;
 };
 
-// row[i] = 256 times the weighted sum of value i of the lines. Weights are of 2^16, values of 2^8:
-// what the upper halves of the products lose, half a unit each on average, `sum` begins with.
+// Sets row[i] to 256 times the weighted sum of value i of the lines. Weights are of 2^16, values of
+// 2^8. `sum` begins with the loss of the products' upper halves, half a unit each on average.
 template <int64_t kCount>
 __attribute__((always_inline)) inline void sum_block(const Lines& lines, const uint16_t* weights,
                                                      uint16_t* row, int64_t count) {
@@ -114,7 +116,7 @@ void sum_few_lines(const Lines& lines, const float* weights, uint16_t* row, int6
 }
 
 #if HSGD_IO_LOOPS > 1
-// The same as sum_block<kBlock>; bytes become the upper halves of words as they are unpacked.
+// Does the same as sum_block<kBlock>; bytes become the upper halves of words as they are unpacked.
 __attribute__((target("avx2"))) inline void sum_block_avx2(const Lines& lines,
                                                            const uint16_t* weights, uint16_t* row) {
   const __m256i zero = _mm256_setzero_si256();
@@ -132,7 +134,7 @@ __attribute__((target("avx2"))) inline void sum_block_avx2(const Lines& lines,
     }
   }
   auto* to = reinterpret_cast<__m256i*>(row);
-  for (int half = 0; half < 2; ++half) {  // unpacked within 128 bits: to their order
+  for (int half = 0; half < 2; ++half) {  // unpacked within 128 bits: restore their order
     const __m256i low = sum[2 * half];
     const __m256i high = sum[2 * half + 1];
     _mm256_storeu_si256(to + 2 * half, _mm256_permute2x128_si256(low, high, 0x20));
@@ -146,7 +148,7 @@ __attribute__((target("avx2"))) void sum_few_lines_avx2(const Lines& lines, cons
   uint16_t whole[kFew];
   for (int64_t k = 0; k < lines.count; ++k) whole[k] = whole_weight(weights[k]);
   for (int64_t done = 0; done < values; done += kBlock) {
-    const int64_t at = std::min(done, values - kBlock);  // the last block sums some again
+    const int64_t at = std::min(done, values - kBlock);  // the last block sums some values again
     sum_block_avx2({lines.first + at, lines.stride, lines.count}, whole, row + at);
   }
 }
@@ -164,7 +166,7 @@ void sum_many_lines(const Lines& lines, const float* weights, uint16_t* row, int
 
 // The columns of a row: output pixel x is the weighted sum of `count` pixels from first[x] on.
 // whole: the weights as whole numbers, kLanes times each, for kPixels pixels weight k of each and
-// then weight k + 1; NULL where they are many. Pixels behind the last have weights of 0.
+// then weight k + 1; NULL if they are many. Pixels behind the last have weights of 0.
 struct Columns {
   const int64_t* first;
   const float* weights;
@@ -173,18 +175,18 @@ struct Columns {
   int64_t size;
 };
 
-// Where the first values of kPixels pixels lie that are summed up together.
+// The first values of kPixels pixels that are summed together.
 using PixelGroup = const uint16_t* [kPixels];
 
 #if HSGD_IO_LOOPS > 0
-// Two pixels side by side.
+// Returns two pixels side by side.
 inline __m128i two_pixels(const uint16_t* one, const uint16_t* other) {
   const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(one));
   const auto* high = reinterpret_cast<const __m64*>(other);
   return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(low), high));
 }
 
-// The bytes of two of kPixels pixels.
+// Returns the bytes of two of kPixels pixels.
 template <int64_t kCount>
 inline uint64_t sum_two(const PixelGroup& from, int64_t pair, const uint16_t* weights,
                         int64_t count) {
@@ -224,8 +226,8 @@ inline uint64_t sum_two(const PixelGroup& from, int64_t pair, const uint16_t* we
 }
 #endif
 
-// kPixels pixels, of sums of products of 16 bits as in sum_block: their bytes at `to`, and up to
-// 2 more. With kCount, it is the count.
+// Writes kPixels pixels, from sums of products of 16 bits as in sum_block: their bytes to `to`, and
+// up to 2 more. kCount, if not 0, is the count.
 template <int64_t kCount>
 struct Sum {
   static void write(const PixelGroup& from, const uint16_t* weights, int64_t count, uint8_t* to) {
@@ -233,7 +235,8 @@ struct Sum {
       const uint64_t bytes = sum_two<kCount>(from, pair, weights, count);
       uint8_t pixels[2 * kLanes];
       std::memcpy(pixels, &bytes, sizeof pixels);
-      std::memcpy(to + pair * kChannels, pixels, kLanes);  // the next overwrites the fourth
+      std::memcpy(to + pair * kChannels, pixels,
+                  kLanes);  // the next pixel overwrites the fourth byte
       std::memcpy(to + (pair + 1) * kChannels, pixels + kLanes, kLanes);
     }
   }
@@ -269,7 +272,7 @@ template <typename SumOf>
 __attribute__((always_inline)) inline void write_pixels(const Columns& columns, int64_t count,
                                                         const uint16_t* row, uint8_t* to) {
   const int64_t size = columns.size;
-  const int64_t* first = columns.first;  // copies: bytes that are written may lie anywhere
+  const int64_t* first = columns.first;  // local copies: written bytes may alias anything
   const uint16_t* weights = columns.whole;
   for (int64_t x = 0; x < size; x += kPixels, weights += count * kPixels * kLanes) {
     PixelGroup from;
@@ -325,7 +328,7 @@ void write_many(const Columns& columns, const uint16_t* row, uint8_t* to) {
   }
 }
 
-// The fastest that this processor has; all give the same.
+// The fastest loops that this processor has; all give the same results.
 struct Loops {
   void (*sum_few)(const Lines&, const float*, uint16_t*, int64_t);
   void (*write_few)(const Columns&, const uint16_t*, uint8_t*);
@@ -338,7 +341,7 @@ Loops fastest_loops() {
   return {sum_few_lines, write_few_pixels};
 }
 
-// How many scratch holds of each, in the order of its parts.
+// The sizes of the parts of scratch, in their order.
 struct Scratch {
   explicit Scratch(const hsgd_io_crop& crop)
       : across(most_taps(crop.width, crop.size)),
@@ -352,11 +355,11 @@ struct Scratch {
   int64_t across;  // weights of each column, after `size` first pixels
   int64_t down;    // weights of the lines of one output row
   int64_t whole;   // weights of all columns as whole numbers
-  int64_t row;     // values of a row, and zeros behind them that are read with the last pixels
+  int64_t row;     // values of a row, and zeros behind them, which are read with the last pixels
   int64_t bytes;
 };
 
-// Fills in first and weights, mirrored with flip; returns how many each column has.
+// Fills in first and weights, mirrored with flip; returns the number of weights of each column.
 int64_t find_columns(const hsgd_io_crop& crop, int64_t most, int64_t* first, float* weights) {
   const auto low = static_cast<int64_t>(std::floor(crop.left));
   int64_t count = 0;
@@ -374,7 +377,7 @@ int64_t find_columns(const hsgd_io_crop& crop, int64_t most, int64_t* first, flo
   return count;
 }
 
-// The weights as Columns::whole has them.
+// Writes the weights in the form of Columns::whole.
 void fill_whole(const float* weights, int64_t count, int64_t size, uint16_t* whole) {
   for (int64_t x = 0; x < (size + kPixels - 1) / kPixels * kPixels; ++x) {
     uint16_t* to = whole + (x / kPixels * count * kPixels + x % kPixels) * kLanes;

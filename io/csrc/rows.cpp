@@ -1,6 +1,7 @@
-// preadv with a destination per row. Owns the choice between reading straight into the rows and
-// going through a staging buffer that stays in the cache, and how threads share tasks. Never
-// allocates and never throws.
+// hsgd_io_work(): reads rows with preadv, with a destination per row.
+//
+// Reads straight into the rows, or through a staging buffer that stays in the cache; threads share
+// tasks. Never allocates and never throws.
 #include "rows.h"
 
 #include <errno.h>
@@ -14,11 +15,11 @@
 namespace {
 
 constexpr int kVectors = 1024;           // IOV_MAX of Linux
-constexpr int64_t kCallBytes = 8 << 20;  // one preadv
+constexpr int64_t kCallBytes = 8 << 20;  // bytes of one preadv
 // Below this many bytes in one place, on average, the kernel's work per vector costs more than a
 // second copy out of the cache (measured on EPYC 9004: break-even between 1 and 2 KB).
 constexpr int64_t kVectorBytes = 2048;
-constexpr int64_t kSampledRows = 1024;  // that show how long runs are
+constexpr int64_t kSampledRows = 1024;  // rows sampled to find the length of runs
 
 // One range. Its first byte is at `offset` of the file.
 struct Request {
@@ -28,13 +29,13 @@ struct Request {
   const int64_t* sizes;  // or NULL
   int64_t rows;
   const uint64_t* places;
-  const uint64_t* bases;  // or NULL: places are addresses
+  const uint64_t* bases;  // or NULL: then places are addresses
   uint64_t base_offset;
   hsgd_io_task* outcome;
 
   int64_t size(int64_t row) const { return sizes == nullptr ? row_bytes : sizes[row]; }
 
-  // Where a wanted row goes.
+  // Returns the destination of a wanted row.
   char* address(int64_t row) const {
     uint64_t place = places[row];
     if (bases != nullptr) {
@@ -52,13 +53,13 @@ struct Request {
   }
 };
 
-// Rows that are adjacent in memory, or all unwanted.
+// Rows that are adjacent in memory, or all skipped.
 struct Run {
   int64_t rows;
   int64_t bytes;
 };
 
-// How many places from `first` on follow one another by `step`, at most `count`; at least 1.
+// Returns how many places from `first` on are `step` apart, at most `count`; at least 1.
 int64_t steady(const uint64_t* first, int64_t count, uint64_t step) {
   constexpr int64_t kStep = 16;  // a loop without exits, for vector instructions
   int64_t end = 1;
@@ -72,7 +73,7 @@ int64_t steady(const uint64_t* first, int64_t count, uint64_t step) {
   return end;
 }
 
-// The run that begins with `row`, up to row `stop`.
+// Returns the run that begins with `row`, up to row `stop`.
 Run run_of(const Request& request, int64_t row, int64_t stop) {
   const uint64_t* places = request.places;
   const bool wanted = places[row] != 0;
@@ -92,7 +93,7 @@ Run run_of(const Request& request, int64_t row, int64_t stop) {
   return {end - row, bytes};
 }
 
-// preadv until everything arrived; advances `vectors`.
+// Calls preadv until all data has arrived; advances `vectors`.
 int read_all(const Request& request, iovec* vectors, int count, int64_t offset) {
   while (count > 0) {
     const ssize_t got = preadv(request.file, vectors, count, offset);
@@ -142,7 +143,8 @@ int read_into_rows(const Request& request) {
   return 0;
 }
 
-// Rows [row, stop), which lie at `from`, adjacent ones in one copy. Returns where they end.
+// Copies rows [row, stop), which are at `from`, adjacent ones in one copy. Returns the end of the
+// rows.
 const char* move_runs(const Request& request, int64_t row, int64_t stop, const char* from) {
   while (row < stop) {
     const Run run = run_of(request, row, stop);
@@ -155,8 +157,8 @@ const char* move_runs(const Request& request, int64_t row, int64_t stop, const c
   return from;
 }
 
-// The same for rows of N bytes in places of batches: a copy of known length is one or two
-// instructions, where a call costs several times as much as what it copies.
+// Does the same for rows of N bytes in places of batches: a copy of known length takes one or two
+// instructions, while a call costs several times as much as the copy.
 template <int64_t N>
 const char* move_values(const Request& request, int64_t row, int64_t stop, const char* from) {
   const uint64_t* places = request.places;
@@ -194,13 +196,13 @@ const char* move_rows(const Request& request, int64_t row, int64_t stop, const c
   return move_runs(request, row, stop, from);
 }
 
-// A place in the bytes of a range.
+// A position in the bytes of a range.
 struct Cursor {
   int64_t row = 0;
   int64_t skip = 0;
 };
 
-// Copies what `count` bytes at `from` have of one row to its place; returns how much that is.
+// Copies the part of one row in the `count` bytes at `from` to its place; returns its length.
 int64_t place_part(const Request& request, const char* from, int64_t count, Cursor* cursor) {
   const int64_t left = request.size(cursor->row) - cursor->skip;
   const int64_t length = std::min(count, left);
@@ -212,7 +214,7 @@ int64_t place_part(const Request& request, const char* from, int64_t count, Curs
   return length;
 }
 
-// Copies the next `count` bytes of the rows, which lie at `from`, to their places.
+// Copies the next `count` bytes of the rows, which are at `from`, to their places.
 void place_bytes(const Request& request, const char* from, int64_t count, Cursor* cursor) {
   const char* end = from + count;
   while (from < end) {
@@ -254,7 +256,7 @@ int read_through_staging(const Request& request, const Staging& staging, int64_t
   return 0;
 }
 
-// The whole range into the staging buffer, and on only if it is right.
+// Reads the whole range into the staging buffer, and copies it on only if its checksum is right.
 int read_checked(const Request& request, const Staging& staging, int64_t alignment,
                  uint32_t checksum) {
   const int64_t mask = ~(alignment - 1);
@@ -272,8 +274,8 @@ int read_checked(const Request& request, const Staging& staging, int64_t alignme
     if (got == 0) return HSGD_IO_END;
     ++request.outcome->calls;
     const int64_t reached = from + got;
-    // A read that ended within a block, at the end of a file that has become shorter, brings
-    // nothing again.
+    // The file has become shorter: a read ended within its last block, and reading again returns
+    // nothing more.
     if (reached < end && (reached & mask) <= from) return HSGD_IO_END;
     from = reached < end ? reached & mask : reached;
   }
@@ -322,7 +324,7 @@ int do_task(hsgd_io_task* task, const Staging& staging) {
   return 0;
 }
 
-// How often this thread has gone to sleep, rather than lost its processor.
+// Returns how often this thread has gone to sleep, rather than lost its processor.
 int64_t sleeps() {
   rusage usage;
   return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
@@ -341,8 +343,8 @@ extern "C" int hsgd_io_work(hsgd_io_batch* batch, void* staging, int64_t staging
     const int64_t before = sleeps();
     task->status = do_task(task, own);
     task->slept = sleeps() != before;
-    // Acquire and release: the thread that sees the last task done sees the rows and the status of
-    // all others, which it would otherwise hand out before they were written.
+    // Acquire and release: the thread that sees the last task done must also see the rows and the
+    // status of all others before it hands them out.
     if (__atomic_add_fetch(&batch->finished, 1, __ATOMIC_ACQ_REL) == batch->count) was_last = 1;
   }
 }
