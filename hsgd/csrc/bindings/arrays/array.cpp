@@ -1,4 +1,4 @@
-// Arrays of NumPy, of torch, and of whatever gives its memory by the buffer protocol or DLPack.
+// Array: reads arrays of NumPy, of torch, and of any library with the buffer protocol or DLPack.
 #include "bindings/arrays/array.hpp"
 
 #include <nanobind/stl/string.h>
@@ -15,7 +15,7 @@ namespace {
 
 using Family = nb::dlpack::dtype_code;
 constexpr const char* kDeviceInterface = "__cuda_array_interface__";
-// The name of a dtype is that of its family and the bits of an element.
+// The families of dtypes: a dtype's name is its family and the bits of an element.
 constexpr const char* kFamilies[] = {"int", "uint", "float", "", "bfloat", "complex", "bool"};
 constexpr size_t kFamilyCount = std::size(kFamilies);
 static_assert(static_cast<int>(Family::Bfloat) == 4 && static_cast<int>(Family::Bool) == 6);
@@ -26,7 +26,7 @@ std::string name_of(Family family, size_t bits) {
   return family == Family::Bool ? name : name + std::to_string(bits);
 }
 
-// The dtypes of the core, found by family and width.
+// Finds the dtypes of the core by family and width.
 class Dtypes {
  public:
   Dtypes() {
@@ -42,7 +42,7 @@ class Dtypes {
     }
   }
 
-  // HSGD_DTYPE_COUNT: the core has none.
+  // Returns the dtype, or HSGD_DTYPE_COUNT if the core has none.
   hsgd_dtype find(Family family, size_t bits) const {
     const auto row = static_cast<size_t>(family);
     return row < kFamilyCount && width(bits) < kWidths ? found_[row][width(bits)]
@@ -90,8 +90,8 @@ std::string elsewhere(const char* what, const std::string& device) {
   throw OnDevice(elsewhere(what, device));
 }
 
-// CuPy's arrays have the buffer protocol as well, for memory that the CPU can read; some of Numba's
-// are NumPy's, of such memory.
+// Returns true if the array is in device memory. CuPy's arrays also have the buffer protocol, for
+// memory that the CPU can read; some of Numba's arrays are NumPy's, of such memory.
 bool lies_on_device(nb::handle object) {
   if (std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") == 0)
     return false;  // nearly all
@@ -106,7 +106,8 @@ Family family_of_format(char code) {
   return code == '?' ? Family::Bool : kOther;
 }
 
-// NumPy's name of a dtype that hsgd does not take, given its buffer format without a byte order.
+// Returns NumPy's name of a dtype that hsgd does not support, given its buffer format without a
+// byte order.
 std::string name_of_format(const std::string& code, size_t bits) {
   if (code == "g") return "longdouble";
   if (code.size() == 2 && code[0] == 'Z') return name_of(Family::Complex, bits);
@@ -190,8 +191,9 @@ void Array::take_buffer(nb::handle object, const char* what, bool writable) {
   for (int i = 0; i < ndim_; ++i) count_ *= static_cast<uint64_t>(shape_[i]);
 }
 
-// A dense tensor in CPU memory of a dtype that the core has, as nearly all are: DLPack takes ten
-// times as long. False where it is something else, or has no memory: take_dlpack() says what.
+// Reads a dense tensor in CPU memory with a dtype of the core, as nearly all are: DLPack takes ten
+// times as long. Returns false for anything else, also a tensor without memory; then take_dlpack()
+// reports the reason.
 bool Array::take_tensor(nb::handle object, const TorchNames& torch) {
   PyObject* tensor = object.ptr();
   const auto get = [tensor](PyObject* name) { return nb::steal(PyObject_GetAttr(tensor, name)); };
@@ -205,7 +207,7 @@ bool Array::take_tensor(nb::handle object, const TorchNames& torch) {
   const nb::object shape = is_dense ? get(torch.shape) : nb::object();
   const nb::object address = shape.is_valid() ? call(torch.data_ptr) : nb::object();
   if (!address.is_valid() || PyTuple_GET_SIZE(shape.ptr()) > kMostDimensions) {
-    PyErr_Clear();  // of a nested tensor, or one without memory
+    PyErr_Clear();  // the error of a nested tensor, or one without memory
     return false;
   }
   ndim_ = static_cast<int>(PyTuple_GET_SIZE(shape.ptr()));
@@ -229,7 +231,7 @@ void Array::take_dlpack(nb::handle object, const char* what) {
          "protocol or DLPack")
             .c_str());
   }
-  // A tensor that requires grad refuses DLPack; its data is what is meant.
+  // A tensor that requires grad refuses DLPack; its data is used instead.
   const nb::object plain =
       nb::hasattr(object, "detach") ? object.attr("detach")() : nb::borrow(object);
   if (nb::hasattr(plain, "device") && nb::hasattr(plain.attr("device"), "type")) {

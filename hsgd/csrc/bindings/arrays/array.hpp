@@ -1,9 +1,8 @@
-// What the binding knows of a Python array: address, dtype, shape. Part of the binding, not of the
-// core.
+// Array: address, dtype and shape of a Python array. Part of the binding, not of the core.
 //
-// Owns the checks that come before anything is sent: CPU memory, C-contiguous, native byte order,
-// supported dtype, writable where it must be. Takes NumPy, torch's plain tensors and anything with
-// the buffer protocol directly, others by DLPack.
+// Checks an array before anything is sent: CPU memory, C-contiguous, native byte order, supported
+// dtype, writable if needed. Reads NumPy, torch's plain tensors and anything with the buffer
+// protocol directly, others by DLPack.
 #ifndef HSGD_BINDINGS_ARRAYS_ARRAY_HPP_
 #define HSGD_BINDINGS_ARRAYS_ARRAY_HPP_
 
@@ -24,7 +23,7 @@ namespace nb = nanobind;
 
 using Anything = nb::typed<nb::object, nb::any>;  // Any, for type checkers
 
-// The array lies on a CUDA device: hsgd.comm.device takes it.
+// The error for an array on a CUDA device; hsgd.comm.device handles such arrays.
 class OnDevice : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
@@ -32,9 +31,10 @@ class OnDevice : public std::invalid_argument {
 
 class Array {
  public:
-  // Throws OnDevice, TypeError or ValueError, saying `what` argument is wrong and why.
+  // Reads an array. Throws OnDevice, TypeError or ValueError, saying which argument (`what`) is
+  // wrong and why.
   Array(nb::handle object, const char* what, bool writable);
-  // A plain tensor in CPU memory, as one dimension; is_taken() says whether it is one.
+  // Reads a plain tensor in CPU memory, as one dimension; is_taken() returns true if it is one.
   explicit Array(nb::handle object);
   ~Array();
   Array(const Array&) = delete;
@@ -52,7 +52,7 @@ class Array {
   // Collectives on blocks split and join arrays along the first dimension. A 0-d array is one row.
   uint64_t rows() const { return ndim_ == 0 ? 1 : static_cast<uint64_t>(shape_[0]); }
   uint64_t row_elements() const;
-  bool joins(const Array& other) const;  // same dtype, and same shape but for the rows
+  bool joins(const Array& other) const;  // same dtype and shape, except for the number of rows
 
  private:
   void take_buffer(nb::handle object, const char* what, bool writable);

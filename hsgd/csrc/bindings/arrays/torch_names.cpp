@@ -1,4 +1,4 @@
-// torch's classes, dtypes and ops, looked up once.
+// TorchNames: looks up torch's classes, dtypes and ops once.
 #include "bindings/arrays/torch_names.hpp"
 
 #include <nanobind/nanobind.h>
@@ -11,7 +11,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// Of an enumeration's member, or -1.
+// Returns the number of an enumeration's member, or -1.
 long number_of(nb::handle member) {
   const nb::object number = nb::steal(PyNumber_Long(member.ptr()));
   if (!number.is_valid()) {
@@ -21,7 +21,8 @@ long number_of(nb::handle member) {
   return PyLong_AsLong(number.ptr());
 }
 
-// Whether the hashes of ReduceOp objects are the numbers of their kinds, which take longer to ask.
+// Returns true if the hashes of ReduceOp objects are the numbers of their kinds, which take longer
+// to read.
 bool hashes_are_numbers(nb::handle kinds, const long* numbers, int count,
                         const char* const* names) {
   for (int op = 0; op < count; ++op) {

@@ -1,4 +1,4 @@
-// The C interface over Communicator: checks arguments, turns exceptions into status codes.
+// The C interface of communicators: checks arguments and turns exceptions into status codes.
 #include "bindings/c/handles.hpp"
 #include "collectives/context/allreduce_plan.hpp"
 #include "collectives/context/process.hpp"
@@ -128,8 +128,8 @@ int hsgd_comm_create_local(const char* path, int rank, int size, const hsgd_opti
   });
 }
 
-// A forked child inherits the handle but is no rank: it must not tell the peers that this rank
-// left, nor call MPI. What it inherited goes when it ends.
+// Destroys a communicator. A forked child inherits the handle but is no rank: it must not report to
+// the peers that this rank left, nor call MPI. Its inherited memory is freed when it ends.
 void hsgd_comm_destroy(hsgd_comm* comm) {
   if (comm == nullptr || !comm->communicator->is_mine()) return;
   comm->submissions->close();
@@ -231,7 +231,8 @@ int hsgd_request_wait(hsgd_request* request, double timeout_s, hsgd_error* err) 
   return request->submissions->wait(*request->request, timeout_s, err);
 }
 
-// In a forked child threads of the parent may seem to wait on what this would destroy.
+// Frees a request; does nothing in a forked child, where threads of the parent may seem to wait on
+// it.
 void hsgd_request_free(hsgd_request* request) {
   if (request != nullptr && request->submissions->is_mine()) delete request;
 }

@@ -1,4 +1,4 @@
-// The C interface of communicators over TCP: leaders, and what is made of them.
+// The C interface of communicators over TCP: creates leaders and communicators.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -46,7 +46,7 @@ void check_ranks(const std::vector<int>& node_of_rank, int rank, int size) {
   }
 }
 
-// What the caller says of all ranks.
+// The caller's description of all ranks.
 struct RankTable {
   RankTable(const int32_t* node_of_rank, const int32_t* nic_of_rank, int rank, int size)
       : nodes(node_of_rank, node_of_rank + std::max(size, 0)),

@@ -1,4 +1,4 @@
-// Bounds, addresses and the choice of a network.
+// open_window(): checks bounds, exchanges addresses and chooses a network.
 #include "bindings/c/open_window.hpp"
 
 #include <optional>
@@ -11,8 +11,8 @@
 namespace hsgd {
 namespace {
 
-// Collective when it is called: all ranks tell all where they are. With `remote_only` ranks of one
-// node connect to one another, too.
+// Returns a function that connects over sockets; that function is collective: all ranks exchange
+// their addresses. With `remote_only` ranks of one node connect to one another, too.
 NotifiedWindow::MakeRma over_sockets(Communicator& communicator, SocketSettings settings,
                                      const WindowOptions& options) {
   const bool remote_only = options.settings.remote_only;
@@ -27,7 +27,7 @@ NotifiedWindow::MakeRma over_sockets(Communicator& communicator, SocketSettings 
     std::optional<Error> failure;
     try {
       listener.emplace(options.interfaces);
-    } catch (const Error& error) {  // the others wait for this rank
+    } catch (const Error& error) {  // thrown later, because the others wait for this rank
       failure = error;
     }
     const SocketPlace own = listener ? listener->place() : SocketPlace{};

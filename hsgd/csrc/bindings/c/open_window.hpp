@@ -1,7 +1,7 @@
-// How the ranks of a communicator open a notified window, and over which network.
+// open_window(): opens a notified window for the ranks of a communicator, and chooses its network.
 //
-// Owns the choice, the bounds of the options, and how ranks tell one another their addresses. Never
-// knows MPI: who has it gives the network.
+// Also checks the options and exchanges addresses. Independent of MPI: the caller passes in that
+// network.
 #ifndef HSGD_BINDINGS_C_OPEN_WINDOW_HPP_
 #define HSGD_BINDINGS_C_OPEN_WINDOW_HPP_
 
@@ -12,7 +12,7 @@
 
 namespace hsgd {
 
-// The same on all ranks.
+// The options of a window; the same on all ranks.
 struct WindowOptions {
   NotifiedWindow::Settings settings;
   bool sockets;            // between nodes over TCP, not MPI
@@ -23,8 +23,8 @@ struct WindowOptions {
 
 // Throws HSGD_ERR_ARGUMENT for values that cannot work.
 void check_options(const WindowOptions& options);
-// Collective over the ranks of `communicator`, which outlives the window; blocking. The caller has
-// checked the options. `over_mpi`: used where ranks of other nodes are to be reached over MPI.
+// Opens a window; all ranks of `communicator`, which must outlive it, must call this; blocks. The
+// caller has checked the options. `over_mpi`: used if other nodes are reached over MPI.
 std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
                                             const WindowOptions& options,
                                             const NotifiedWindow::MakeRma& over_mpi);

@@ -1,4 +1,4 @@
-// Two steps: who failed worst, and its words.
+// agree(): finds the rank with the worst failure, then sends its message to all.
 #include "bindings/mpi_communicators/agreement.hpp"
 
 #include <cstdint>
@@ -20,7 +20,7 @@ void share(Steps steps, const std::optional<Error>& failure, const char* what) {
   throw AgreedError(static_cast<hsgd_status>(-static_cast<int>(worst >> 32)), rank, words);
 }
 
-// Whoever misses a rank will miss it here, too.
+// Returns true if this rank lost another rank; the agreement would wait for that rank, too.
 bool misses_a_rank(const Error& failure) {
   return failure.code() == HSGD_ERR_TIMEOUT || failure.code() == HSGD_ERR_PEER_LOST ||
          failure.code() == HSGD_ERR_INTERRUPTED;

@@ -1,6 +1,6 @@
-// The agreement of all ranks on whether a part of their set-up succeeded.
+// agree(): lets all ranks agree whether a part of their set-up succeeded.
 //
-// Owns who is believed: the first rank of those with the worst code. Calls PMPI_* only.
+// The first rank with the worst code wins. Calls PMPI_* only.
 #ifndef HSGD_BINDINGS_MPI_COMMUNICATORS_AGREEMENT_HPP_
 #define HSGD_BINDINGS_MPI_COMMUNICATORS_AGREEMENT_HPP_
 
@@ -12,17 +12,17 @@
 
 namespace hsgd {
 
-// A failure that every rank of the communicator knows of: all may go on without what failed.
+// A failure that every rank of the communicator knows: all may continue without the failed part.
 class AgreedError final : public Error {
  public:
   using Error::Error;
 };
 
-// Everybody learns whether everybody succeeded. `failure` is this rank's, if any; throws it, or
-// that of another. `what` as for Steps.
+// Tells all ranks if all succeeded. `failure` is this rank's, if any. Throws it, or that of another
+// rank. `what` is as for Steps.
 void agree(Steps& steps, const std::optional<Error>& failure, const char* what);
 
-// The same of `body`, which throws where it fails.
+// Does the same for the result of `body`, which throws if it fails.
 template <class Body>
 void agree_on(Steps& steps, const char* what, Body&& body) {
   std::optional<Error> failure;

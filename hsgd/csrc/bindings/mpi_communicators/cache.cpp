@@ -1,8 +1,8 @@
-// One core communicator per MPI communicator, made when it is first needed, for the interposer.
+// Caches one core communicator per MPI communicator, created when first needed, for the interposer.
 //
-// Owns the only globals of the native code besides what MPI keeps for us (see UntilFinalize) and
-// the turns of network/mpi/threads.cpp: an attribute key, so that MPI itself calls the clean-up
-// when a communicator is freed; and what each thread looked up last, because asking MPI takes its
+// Owns the only globals of the native code, except those that MPI keeps for us (see UntilFinalize)
+// and the turns of network/mpi/threads.cpp: an attribute key, so that MPI itself calls the clean-up
+// when a communicator is freed; and the last lookup of each thread, because asking MPI takes its
 // locks. Calls PMPI_* only.
 #include <mpi.h>
 
@@ -40,13 +40,13 @@ class Cache;
 
 // The attribute of an MPI communicator.
 struct Entry {
-  hsgd_comm* comm = nullptr;  // nullptr: this communicator stays with MPI, at least so far
-  Cache* cache = nullptr;     // nullptr until it is decided, and once the cache is gone
-  uint64_t worth_ns = 0;      // of the calls that wanted `comm`, the same on all ranks
+  hsgd_comm* comm = nullptr;  // nullptr: this communicator uses MPI, at least so far
+  Cache* cache = nullptr;     // nullptr until decided, and after the cache is destroyed
+  uint64_t worth_ns = 0;      // time worth of the calls that wanted `comm`, the same on all ranks
   bool decided = false;
 };
 
-// All entries of this process. In MPI_Finalize those of living communicators stay, empty.
+// All entries of this process. In MPI_Finalize the entries of existing communicators stay, empty.
 class Cache {
  public:
   Cache() { expect_lines(); }
@@ -73,7 +73,7 @@ class Cache {
     hsgd_comm_destroy(std::exchange(entry->comm, nullptr));
   }
 
-  // What the ranks of a communicator measured when they made their first one, as this one saw it.
+  // Returns the measurements of these ranks from their first communicator, as this rank saw them.
   KnownTuning known(const std::vector<int>& ranks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = tunings_.find(ranks);
@@ -96,8 +96,9 @@ class Cache {
   }
 
   hsgd_counters counters() {
-    // Nobody leaves meanwhile, but others may enter: the counters of a communicator come when its
-    // collective under way is finished, and a peer may make a communicator before it comes there.
+    // No entry may leave meanwhile, but others may enter: reading a communicator's counters waits
+    // for its running collective, and a peer may create a communicator before it joins that
+    // collective.
     const std::lock_guard<std::mutex> leaving(leaving_);
     std::vector<Entry*> live;
     hsgd_counters sum;
@@ -120,17 +121,17 @@ class Cache {
   std::map<std::vector<int>, hsgd_topology> tunings_;  // by ranks of MPI_COMM_WORLD
 };
 
-// Counts entries that came and went: a communicator may get one, and a handle may come back as that
-// of another communicator. The thread that frees or uses a communicator and the one that then does
-// something with the same handle are ordered by the program; so that needs no order of its own.
+// Counts added and removed entries: a communicator may get one, and a handle may be reused for
+// another communicator. The program orders the thread that frees or uses a communicator before the
+// one that then uses the same handle, so this counter needs no order of its own.
 std::atomic<uint64_t> entry_changes{0};
 
 void note_change() { entry_changes.fetch_add(1, std::memory_order_relaxed); }
 
-// The last communicator that this thread asked for.
+// The last lookup of this thread.
 struct LastFound {
   MPI_Comm comm;
-  uint64_t changes;  // when it asked; 0: never
+  uint64_t changes;  // value at the lookup; 0: never
   Entry* entry;      // nullptr: there was none
 };
 thread_local LastFound last_found{};
@@ -142,7 +143,7 @@ int delete_entry(MPI_Comm, int, void* attribute, void*) {
   return MPI_SUCCESS;
 }
 
-// MPI knows attributes by keys that live as long as MPI. Made by the first caller; MPI must be
+// Returns the attribute key, which lives as long as MPI. The first caller creates it; MPI must be
 // running. A copy of a communicator starts without an entry.
 int entry_key() {
   static const int created = [] {
@@ -167,7 +168,7 @@ Entry* find_entry(MPI_Comm comm) {
   return entry;
 }
 
-// In MPI_COMM_WORLD, in the order of `comm`; MPI_UNDEFINED for processes that were spawned.
+// Returns the ranks in MPI_COMM_WORLD, in the order of `comm`; MPI_UNDEFINED for spawned processes.
 std::vector<int> world_ranks(MPI_Comm comm) {
   MPI_Group all = MPI_GROUP_NULL;
   MPI_Group part = MPI_GROUP_NULL;
@@ -185,7 +186,8 @@ std::vector<int> world_ranks(MPI_Comm comm) {
   return ranks;
 }
 
-// The ranks measure when they make their first communicator, which takes most of the time.
+// Creates a communicator with the known measurements. The ranks measure only for their first one,
+// which takes most of the time.
 hsgd_comm* create_as_known(MPI_Comm comm, const hsgd_options& options, Cache* cache) {
   std::vector<int> ranks = world_ranks(comm);
   const bool spawned = std::count(ranks.begin(), ranks.end(), MPI_UNDEFINED) > 0;
@@ -221,7 +223,7 @@ Entry* make_entry(MPI_Comm comm) {
   return entry.release();
 }
 
-// Whether what `worth_ns` is added to makes the price.
+// Adds `worth_ns` to the entry; returns true if the sum reaches the price.
 bool is_paid(MPI_Comm comm, Entry* entry, uint64_t worth_ns, uint64_t price_ns) {
   int ranks = 0;
   check_mpi(PMPI_Comm_size(comm, &ranks), "MPI_Comm_size");

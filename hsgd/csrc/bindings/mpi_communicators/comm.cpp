@@ -1,4 +1,4 @@
-// The steps: ranks come, compare their settings, find their nodes, and meet there.
+// create_over(): the ranks meet, compare their settings, find their nodes, and connect there.
 #include "bindings/mpi_communicators/comm.hpp"
 
 #include <algorithm>
@@ -25,14 +25,15 @@ namespace {
 
 constexpr const char* kMeet = "connected within their nodes";
 
-// What the first rank tells all others.
+// The first message of rank 0 to all others.
 struct FirstWords {
   uint64_t settings[10];
   KnownTuning known;
   MeetingWords meeting;
 };
 
-// Ranks with different settings would cut payloads differently: refused on all alike.
+// Compares the settings of all ranks: different ones would cut payloads differently, and all ranks
+// refuse them.
 FirstWords compare_settings(Steps& steps, const hsgd_options& options, const KnownTuning& known) {
   const FirstWords own{
       {static_cast<uint64_t>(options.oneshot_bytes), static_cast<uint64_t>(options.chunk_bytes),
@@ -53,9 +54,10 @@ FirstWords compare_settings(Steps& steps, const hsgd_options& options, const Kno
   return first;
 }
 
-// Threads that make communicators of the same ranks at once finish in an order of their own on each
-// rank, so that each rank may have learned from another one: what rank 0 knows counts, also for the
-// kind of store, which all ranks of a node choose alike (collectives/context/store_tuner.hpp).
+// Applies the measurements of rank 0. Threads that create communicators of the same ranks at once
+// finish in a different order on each rank, so that ranks may know different measurements. Those of
+// rank 0 count, also for the kind of store, which must be equal on all ranks of a node
+// (collectives/context/store_tuner.hpp).
 hsgd_options with_known(hsgd_options options, const KnownTuning& first) {
   if (first.store == 0) return options;
   options.known_store = static_cast<uint32_t>(first.store);
@@ -65,26 +67,26 @@ hsgd_options with_known(hsgd_options options, const KnownTuning& first) {
   return options;
 }
 
-// `level`: of threads, the least of all ranks.
+// Records limits on threads. `level`: the lowest MPI thread level of all ranks.
 void note_threads(int level, Wanted wanted, Place* place) {
   if (level >= MPI_THREAD_MULTIPLE) return;
   place->one_thread =
       "MPI was initialized for less than MPI_THREAD_MULTIPLE on some rank; ask MPI_Init_thread "
       "for it (mpi4py: mpi4py.rc.thread_level = 'multiple' before the import of MPI), or use the "
       "blocking calls";
-  // A program's own MPI calls come from the thread that may make them.
+  // The program's own MPI calls come from the permitted thread.
   if (level >= MPI_THREAD_SERIALIZED || wanted == Wanted::kBehindMpi) return;
   place->is_foreign_thread = is_foreign_thread;
   place->why_foreign = kForeignThread;
 }
 
-// What a rank of several nodes tells all others.
+// The data that a rank sends to all others if there are several nodes.
 struct Circumstances {
   int32_t thread_level;
   int32_t nic;
 };
 
-// A rank that leads between nodes, and the ranks that it exchanges with, by node.
+// The role of a rank between nodes, and the ranks that it exchanges with, by node.
 struct Lead {
   Place place;
   std::vector<int> ranks;
@@ -126,8 +128,9 @@ void check_usable(MPI_Comm comm, Wanted wanted) {
   }
 }
 
-// Not MPI_Comm_idup: that would call the copy functions of the program's attributes, which no
-// MPI_Allreduce does. MPI has no other nonblocking call that makes a communicator.
+// Creates a communicator with MPI_Comm_split. Not MPI_Comm_idup, which calls the copy functions of
+// the program's attributes, as no MPI_Allreduce does. MPI has no other nonblocking call that
+// creates a communicator.
 OwnComm split_off(MPI_Comm comm, int rank) {
   MPI_Comm part = MPI_COMM_NULL;
   check_mpi(PMPI_Comm_split(comm, 0, rank, &part), "MPI_Comm_split");
@@ -136,14 +139,14 @@ OwnComm split_off(MPI_Comm comm, int rank) {
   return own;
 }
 
-// Of ranks that meet on their nodes: who comes to a door that is shut cannot tell a rank that died
-// from one that comes later, and MPI can.
+// Watches ranks that meet on their nodes. A rank that finds a closed door cannot distinguish a dead
+// rank from a late one; MPI can.
 class MpiWatch final : public Watch {
  public:
   MpiWatch(const Steps& steps, Turn& turn) : steps_(steps), turn_(turn) {}
   void check() override {
     turn_.take_for([&] {
-      drive_progress();  // MPI learns of deaths in its calls
+      drive_progress();  // MPI detects deaths only inside its calls
       steps_.check_deaths(kMeet);
     });
   }
@@ -153,7 +156,8 @@ class MpiWatch final : public Watch {
   Turn& turn_;
 };
 
-// The ranks' own communicator serves its leaders: those of one lane are a line of their own.
+// Connects the ranks. Their own communicator serves its leaders; the leaders of one lane form a
+// group.
 std::unique_ptr<Communicator> meet(const SharedComm& own, Nodes nodes, Lead lead,
                                    const hsgd_options& options, const Steps& steps, Turn& turn) {
   std::unique_ptr<Transport> transport;
@@ -227,7 +231,7 @@ hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted
   } catch (const AgreedError&) {
     throw;
   } catch (...) {
-    new SharedComm(own);  // for good: a step that was given up may still be under way there
+    new SharedComm(own);  // kept forever: an abandoned step may still be in progress there
     throw;
   }
 }

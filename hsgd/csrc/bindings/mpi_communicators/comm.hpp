@@ -1,6 +1,6 @@
-// Makes communicators of the core over communicators of MPI.
+// create_over(): creates core communicators over MPI communicators.
 //
-// Owns the order of the steps, and who leads. Keeps nothing. Calls PMPI_* only.
+// Defines the order of the steps, and the leaders. Keeps no state. Calls PMPI_* only.
 #ifndef HSGD_BINDINGS_MPI_COMMUNICATORS_COMM_HPP_
 #define HSGD_BINDINGS_MPI_COMMUNICATORS_COMM_HPP_
 
@@ -15,13 +15,13 @@
 
 namespace hsgd {
 
-// Who wants a communicator.
+// The caller that wants a communicator.
 enum class Wanted {
-  kByName,     // the program: it duplicates its MPI communicator, as libraries do
-  kBehindMpi,  // a caller that stands for an MPI call of the program, which must not notice
+  kByName,     // the program by name: MPI's communicator is duplicated, as libraries do
+  kBehindMpi,  // a caller that replaces an MPI call; the program must not notice
 };
 
-// What the same ranks measured when they made a communicator before.
+// The measurements of the same ranks from an earlier communicator.
 struct KnownTuning {
   int64_t store = 0;           // as hsgd_options.known_store; 0: nothing is known
   int64_t oneshot_bytes = -1;  // < 0: as the options say
@@ -29,18 +29,18 @@ struct KnownTuning {
   uint64_t allreduce_bytes = 0;  // 0: as oneshot_bytes
 };
 
-// Collective over an intracommunicator, blocking, each step with options.timeout_s as deadline.
-// `known`: ranks may differ in it; what rank 0 knows counts.
-// kBehindMpi: `comm` and its attributes stay as they are; nullptr when no two ranks share a node,
-// on all ranks alike; and one step between nodes is MPI_Comm_split, which has no deadline, as the
-// MPI call has none that this stands for.
+// Creates a communicator; collective over an intracommunicator; blocks; each step has
+// options.timeout_s as deadline. `known` may differ between ranks; the value of rank 0 counts.
+// kBehindMpi: `comm` and its attributes do not change; returns nullptr on all ranks if no two ranks
+// share a node; and one step between nodes is MPI_Comm_split, which has no deadline, like the
+// replaced MPI call.
 hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted,
                        const KnownTuning& known = {});
 
-// Collective. A communicator of our own with the same ranks, with that deadline.
+// Returns a new communicator with the same ranks; collective, with the same deadline.
 OwnComm duplicate(MPI_Comm comm, const hsgd_options& options);
 
-// Whether MPI calls are possible: between MPI_Init and MPI_Finalize.
+// Returns true if MPI calls are possible: between MPI_Init and MPI_Finalize.
 bool mpi_is_running();
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Rounds: candidates, their door, and who can reach it.
+// find_nodes(): in rounds, one candidate opens a door and the others try to reach it.
 #include "bindings/mpi_communicators/nodes.hpp"
 
 #include <limits.h>
@@ -14,13 +14,13 @@
 namespace hsgd {
 namespace {
 
-// What a rank tells all others.
+// The data that a rank sends to all others.
 struct Candidacy {
-  uint64_t candidates;  // ranks that have the same number may share a node
-  uint64_t word;        // of the name of its door, if it opens one
+  uint64_t candidates;  // ranks with the same number may share a node
+  uint64_t word;        // part of the name of its door, if it opens one
 };
 
-// FNV-1a (Fowler, Noll, Vo). That two numbers may be equal by chance costs a round.
+// Returns an FNV-1a hash (Fowler, Noll, Vo). Two numbers that are equal by chance cost one round.
 uint64_t fold(const std::string& words, uint64_t start = 0xcbf29ce484222325) {
   uint64_t folded = start;
   for (const char c : words) folded = (folded ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -37,8 +37,8 @@ HostName own_host() {
   return host;
 }
 
-// The running kernel, the network namespace, in which names of sockets live, and the host's name.
-// What cannot be read here, as in sandboxes, cannot be read by the others of the node either.
+// Identifies this kernel. A file that is unreadable here, as in sandboxes, is unreadable for the
+// other ranks of the node, too.
 uint64_t own_kernel() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -55,7 +55,7 @@ std::vector<int> ranks_with(const std::vector<Candidacy>& rows, uint64_t candida
   return ranks;
 }
 
-// Of all nodes.
+// Numbers all nodes.
 void number_nodes(const std::vector<Candidacy>& rows, Nodes* nodes) {
   std::unordered_map<uint64_t, int> numbers;
   for (const Candidacy& row : rows) {
@@ -65,8 +65,8 @@ void number_nodes(const std::vector<Candidacy>& rows, Nodes* nodes) {
   nodes->count = static_cast<int>(numbers.size());
 }
 
-// One round of those who have not found their node yet. The first of the candidates opens a door;
-// returns whether this rank can reach it.
+// Runs one round for the ranks without a node. The first candidate opens a door; returns true if
+// this rank can reach it.
 bool try_candidates(Steps& steps, const std::vector<Candidacy>& rows, bool searches,
                     MeetingWords words, Nodes* nodes) {
   const int rank = steps.rank();
@@ -89,8 +89,8 @@ bool try_candidates(Steps& steps, const std::vector<Candidacy>& rows, bool searc
 
 }  // namespace
 
-// Who cannot reach the first of its candidates is a candidate for a node with others who cannot. In
-// each round the first ones are done, so the rounds end.
+// Finds the nodes. Ranks that cannot reach the first of their candidates become candidates for
+// another node. In each round the first candidates are done, so the rounds end.
 Nodes find_nodes(Steps& steps, const MeetingWords& words) {
   Nodes nodes;
   std::vector<Candidacy> rows(static_cast<size_t>(steps.size()));

@@ -1,4 +1,4 @@
-// Nonblocking calls, and how they are waited for.
+// Steps: starts nonblocking calls and waits for them.
 #include "bindings/mpi_communicators/steps.hpp"
 
 #include <sched.h>
@@ -16,7 +16,7 @@ namespace hsgd {
 namespace {
 
 constexpr const char* kCome = "began it";
-constexpr int kSetUpTag = 16;  // apart from those of leaders
+constexpr int kSetUpTag = 16;  // different from the tags of leaders
 
 bool is_done(MPI_Request* request) {
   int flag = 1;
@@ -35,7 +35,7 @@ struct Steps::UnderWay {
   MPI_Request in = MPI_REQUEST_NULL;
   MPI_Request out = MPI_REQUEST_NULL;
 
-  // Who waits says what failed: until then something else may be under way.
+  // The wait reports failures later: until then other calls may be in progress.
   void note(int status, const char* call) {
     if (status == MPI_SUCCESS || failed != MPI_SUCCESS) return;
     failed = status;
@@ -79,7 +79,7 @@ OwnComm Steps::duplicate() {
   return own;
 }
 
-// Down a binomial tree: rank r above the root hears from the one without r's highest bit.
+// Sends down a binomial tree: rank r above the root receives from the rank without r's highest bit.
 void Steps::broadcast(void* data, size_t bytes, int root, const char* what) {
   auto step = std::make_unique<UnderWay>(bytes);
   std::memcpy(step->data.data(), data, bytes);
@@ -97,8 +97,8 @@ void Steps::broadcast(void* data, size_t bytes, int root, const char* what) {
   std::memcpy(data, step->data.data(), bytes);
 }
 
-// By dissemination (Hensgen, Finkel and Manber, 1988), which the greatest of numbers may take as a
-// barrier does, because it may be counted twice.
+// Finds the greatest value by dissemination (Hensgen, Finkel and Manber, 1988), a barrier algorithm
+// that also works for a maximum, because a value may count twice.
 uint64_t Steps::greatest(uint64_t own, const char* what) {
   uint64_t known[2] = {own, 0};
   auto step = std::make_unique<UnderWay>(sizeof known);
@@ -121,13 +121,14 @@ void Steps::gather(const void* row, void* rows, size_t bytes, const char* what) 
   gather_among(all, row, rows, bytes, what);
 }
 
-// In rounds of which each doubles the rows that a rank has (Bruck et al., IEEE TPDS 8(11), 1997).
+// Gathers in rounds; each doubles the rows that a rank has (Bruck et al., IEEE TPDS 8(11), 1997).
 void Steps::gather_among(const std::vector<int>& members, const void* row, void* rows, size_t bytes,
                          const char* what) {
   const size_t size = members.size();
   const auto me =
       static_cast<size_t>(std::find(members.begin(), members.end(), rank_) - members.begin());
-  auto step = std::make_unique<UnderWay>(size * bytes);  // from this rank's on, round about
+  // Rows in rank order from this rank's on, wrapping around.
+  auto step = std::make_unique<UnderWay>(size * bytes);
   std::byte* const held = step->data.data();
   std::memcpy(held, row, bytes);
   for (size_t distance = 1; distance < size; distance *= 2) {
@@ -213,9 +214,9 @@ void Steps::check_deaths(const char* what) const {
               text("set-up over MPI: rank %d died before all of %d ranks %s", dead, size_, what));
 }
 
-// Throws, unless a late rank is to be waited for: then those that wait say so. MPI does not tell
-// who waits, so the ranks 0, 1, 2, 4, 8 and so on speak: few lines, and not all of these ranks are
-// late.
+// Throws, unless the options say to wait for late ranks: then waiting ranks report that. MPI does
+// not tell which ranks wait, so ranks 0, 1, 2, 4, 8 and so on report: few lines, and not all of
+// these ranks are late.
 void Steps::say_late(const char* what) const {
   const char* advice =
       what == kCome ? "every rank needs hsgd and the same HSGD_* settings (Open MPI on several "

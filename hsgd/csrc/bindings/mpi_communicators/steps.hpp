@@ -1,9 +1,9 @@
-// The steps in which ranks set a communicator up over MPI. None waits without end.
+// Steps: runs the steps in which ranks set up a communicator over MPI. None waits forever.
 //
-// Owns the waits: a step ends when its time is over, when MPI knows that a rank has died, or when
-// the program was interrupted. So it takes what MPI has in a nonblocking form only, and between two
-// looks it sleeps. A step that is given up stays under way, with what MPI reads and writes for it,
-// until the process ends. Calls PMPI_* only.
+// A step ends at its deadline, when MPI knows that a rank has died, or when the program was
+// interrupted. Therefore it uses only nonblocking forms of MPI calls, and sleeps between two looks.
+// An abandoned step stays in progress, with the memory that MPI reads and writes for it, until the
+// process ends. Calls PMPI_* only.
 #ifndef HSGD_BINDINGS_MPI_COMMUNICATORS_STEPS_HPP_
 #define HSGD_BINDINGS_MPI_COMMUNICATORS_STEPS_HPP_
 
@@ -22,39 +22,40 @@
 
 namespace hsgd {
 
-// All but what only one rank does is collective over the communicator. `what` completes the
-// sentence "not all of 4 ranks ...". Throw HSGD_ERR_TIMEOUT, HSGD_ERR_PEER_LOST with the rank where
-// MPI knows it, HSGD_ERR_INTERRUPTED, HSGD_ERR_SYSTEM.
+// The steps over a communicator; all are collective, except those marked as local. `what` completes
+// the sentence "not all of 4 ranks ...". They throw HSGD_ERR_TIMEOUT, HSGD_ERR_PEER_LOST with the
+// rank if MPI knows it, HSGD_ERR_INTERRUPTED, HSGD_ERR_SYSTEM.
 class Steps {
  public:
-  // `turn`: the caller's, which is left while a step waits. Must outlive this.
+  // `turn`: the caller's, released while a step waits. It must outlive this object.
   Steps(MPI_Comm comm, const hsgd_options& options, Turn& turn);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   Turn& turn() const { return turn_; }
 
-  // For steps that may be in vain: as long at most, and nobody is asked to wait on.
+  // Returns steps that may fail as normal: each lasts at most `limit_s`, and never asks to wait on.
   Steps within(double limit_s) const;
 
-  // The first step on a communicator that is the program's. It cannot be mistaken for a collective
-  // of the program where a rank makes that instead, and while it waits, MPI goes on, which others
-  // may wait for.
+  // Waits for all ranks; the first step on a communicator of the program. It cannot be mistaken for
+  // a collective that the program calls on another rank, and while it waits, MPI makes progress,
+  // which others may need.
   void come();
-  // A communicator with the same ranks. MPI calls the copy functions of the program's attributes.
+  // Returns a communicator with the same ranks. MPI calls the copy functions of the program's
+  // attributes.
   OwnComm duplicate();
 
-  // On a communicator of our own, by messages: libraries' nonblocking collectives may be linear in
-  // the number of ranks (Open MPI's MPI_Iallgather), or write lines of their own when a rank dies.
+  // These steps use messages on our own communicator: nonblocking collectives of libraries may be
+  // linear in the number of ranks (Open MPI's MPI_Iallgather), or print messages when a rank dies.
   void broadcast(void* data, size_t bytes, int root, const char* what);
   uint64_t greatest(uint64_t own, const char* what);
-  // Every rank's row of `bytes`, by rank.
+  // Gathers every rank's row of `bytes`, by rank.
   void gather(const void* row, void* rows, size_t bytes, const char* what);
-  // The same among some ranks, which alone call it, by their order in `members`.
+  // Does the same among the ranks in `members`, in that order; only they call it.
   void gather_among(const std::vector<int>& members, const void* row, void* rows, size_t bytes,
                     const char* what);
 
-  // Local: throws where MPI knows of a rank that died.
+  // Throws if MPI knows that a rank has died. Local.
   void check_deaths(const char* what) const;
 
  private:
@@ -63,7 +64,7 @@ class Steps {
   struct Message {
     void* data;
     size_t bytes;
-    int rank;  // of the other side, or that and a multiple of the size
+    int rank;  // of the other side, possibly plus a multiple of the size
   };
 
   void receive(Step& step, const Message& from);

@@ -1,4 +1,4 @@
-// A window of MPI's on a duplicate of the program's communicator.
+// hsgd_mpi_rma_create(): creates an MPI window on a duplicate of the program's communicator.
 #include "bindings/mpi_communicators/window.hpp"
 
 #include <mpi.h>

@@ -1,4 +1,4 @@
-// Counts of the interposer and their report.
+// The interposer's counters and their report.
 #include "bindings/mpi_interposer/counters.hpp"
 
 #include <atomic>
@@ -19,8 +19,8 @@ constexpr const char* kNames[kCollectives] = {
     "MPI_Reduce_scatter_block",
 };
 
-// One line each, because threads may be in different collectives. Relaxed: numbers to read, nothing
-// depends on their order.
+// The counts of one collective. Each has its own cache line, because threads may be in different
+// collectives. Relaxed: the numbers are only reported and order nothing.
 struct alignas(64) Tally {
   std::atomic<uint64_t> taken_calls{0}, taken_bytes{0}, passed_calls{0}, passed_bytes{0};
 };

@@ -1,6 +1,7 @@
-// How many calls of each collective the interposer took and how many it passed on.
+// Counts the calls of each collective that the interposer took and that it passed on, and reports
+// them.
 //
-// Owns the counts and the line that reports them. Never calls MPI.
+// Never calls MPI.
 #ifndef HSGD_BINDINGS_MPI_INTERPOSER_COUNTERS_HPP_
 #define HSGD_BINDINGS_MPI_INTERPOSER_COUNTERS_HPP_
 
@@ -33,8 +34,9 @@ void count_passed(Collective collective, uint64_t bytes);
 Counts counts_of(Collective collective);
 Counts counts_of_all();
 
-// "hsgd: rank 0: MPI_Allreduce: 3 calls with 1.200 MB took the two-level path, ...\n"; `sum` is
-// what the core counted for the calls that were taken.
+// Returns a line such as "hsgd: rank 0: MPI_Allreduce: 3 calls with 1.200 MB took the two-level
+// path, ...
+// "; `sum` holds the core's counters of the taken calls.
 std::string report_line(int rank, const hsgd_counters& sum);
 
 }  // namespace hsgd::pmpi

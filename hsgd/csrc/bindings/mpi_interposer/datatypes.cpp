@@ -1,4 +1,4 @@
-// What handles mean, and packing.
+// Translates datatypes and ops, and packs elements.
 #include "bindings/mpi_interposer/datatypes.hpp"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-// Weak: the libmpi that a program runs may have MPI 3 alone.
+// Weak: the program's libmpi may have only MPI 3.
 #if MPI_VERSION >= 4
 #pragma weak PMPI_Type_get_envelope_c
 #pragma weak PMPI_Type_get_contents_c
@@ -30,7 +30,7 @@ std::optional<hsgd_dtype> floating(size_t bytes) {
   return std::nullopt;
 }
 
-// Fortran's: their sizes are the compiler's choice when MPI was built.
+// Returns the dtype of a Fortran datatype: the compiler chose its size when MPI was built.
 std::optional<hsgd_dtype> known_fortran_dtype(MPI_Datatype type) {
   const bool real =
       type == MPI_REAL || type == MPI_DOUBLE_PRECISION || type == MPI_REAL4 || type == MPI_REAL8;
@@ -41,9 +41,9 @@ std::optional<hsgd_dtype> known_fortran_dtype(MPI_Datatype type) {
   return real ? floating(bytes) : signed_integer(bytes);
 }
 
-// How a datatype was made. Asked in MPI 4's form, where there is one: the older one is an error for
-// a type that was made with large counts, and MPI raises that on MPI_COMM_WORLD or MPI_COMM_SELF,
-// whose handler ends the job by default, whatever that of the call's communicator.
+// The construction of a datatype, read in MPI 4's form if there is one: the older form is an error
+// for a type with large counts. MPI raises that error on MPI_COMM_WORLD or MPI_COMM_SELF; by
+// default their handler ends the job, whatever handler the call's communicator has.
 class Making {
  public:
   explicit Making(MPI_Datatype type) {
@@ -62,7 +62,8 @@ class Making {
 
   bool is_named() const { return combiner_ == MPI_COMBINER_NAMED; }
 
-  // Of what a run or a copy was made; MPI_DATATYPE_NULL for what was made otherwise.
+  // Returns the element type of a contiguous type or a copy; MPI_DATATYPE_NULL for other
+  // constructions.
   MPI_Datatype only_element(MPI_Datatype type) const {
     const bool plain = combiner_ == MPI_COMBINER_CONTIGUOUS || combiner_ == MPI_COMBINER_DUP;
     if (!plain || types_ != 1 || addresses_ > 0) return MPI_DATATYPE_NULL;
@@ -96,8 +97,9 @@ class Making {
   int combiner_ = 0;
 };
 
-// Elements of a derived datatype may lie in any order, overlap and leave gaps; extents do not tell.
-// So what a type was made of decides, and what is not known to be packed is packed by MPI.
+// Returns true if the elements are packed. Elements of a derived datatype may be in any order,
+// overlap and leave gaps; extents do not show that. So the construction of the type decides, and
+// MPI packs every type that is not known to be packed.
 bool is_packed(MPI_Datatype type, uint64_t size) {
   MPI_Aint lower = 0;
   MPI_Aint extent = 0;
@@ -112,7 +114,7 @@ bool is_packed(MPI_Datatype type, uint64_t size) {
   return packed;
 }
 
-// MPI_Pack counts in int: elements at a time.
+// Returns the number of elements at a time: MPI_Pack counts in int.
 uint64_t elements_at_once(const TypeLayout& layout) {
   constexpr uint64_t kMostBytes = 1 << 30;
   if (layout.size > INT_MAX) {
@@ -123,7 +125,7 @@ uint64_t elements_at_once(const TypeLayout& layout) {
   return std::max<uint64_t>(1, kMostBytes / std::max<uint64_t>(1, layout.size));
 }
 
-// Calls move(element address offset, elements, packed offset) for as much as fits at once.
+// Calls move(element address offset, elements, packed offset) for as many elements as fit at once.
 template <class Move>
 void in_pieces(uint64_t count, const TypeLayout& layout, Move&& move) {
   const uint64_t most = elements_at_once(layout);

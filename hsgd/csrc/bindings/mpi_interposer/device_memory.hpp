@@ -1,5 +1,4 @@
-// Whether memory is a CUDA device's: what the driver that the program has loaded says of an
-// address.
+// is_on_device(): asks the loaded CUDA driver if an address is device memory.
 #ifndef HSGD_BINDINGS_MPI_INTERPOSER_DEVICE_MEMORY_HPP_
 #define HSGD_BINDINGS_MPI_INTERPOSER_DEVICE_MEMORY_HPP_
 
@@ -25,9 +24,9 @@ inline int note_adds(dl_phdr_info* info, size_t, void* adds) {
   return 1;  // the first library knows it
 }
 
-// nullptr where no driver is loaded. To look for one by name takes 17 us: that is done only after
-// the number of libraries that the process ever loaded has changed, which takes some 10 ns to find
-// out.
+// Returns the driver's function, or nullptr if no driver is loaded. A search by name takes 17 us,
+// so it runs only after the number of libraries that the process ever loaded has changed, which
+// takes some 10 ns to check.
 inline PointerAttribute pointer_attribute() {
   static std::atomic<PointerAttribute> known{nullptr};
   static std::atomic<unsigned long long> looked_at{0};
@@ -46,8 +45,8 @@ inline PointerAttribute pointer_attribute() {
 
 }  // namespace device_memory
 
-// Any thread; asks the driver where the process has loaded it. The CPU can read managed memory, and
-// so it is not meant.
+// Returns true for device memory; any thread may call it. Asks the driver if the process has loaded
+// it. Managed memory does not count, because the CPU can read it.
 inline bool is_on_device(const void* memory) {
   const device_memory::PointerAttribute ask = device_memory::pointer_attribute();
   if (ask == nullptr) return false;

@@ -1,4 +1,4 @@
-// What is taken, and how.
+// Decides which calls are taken, and runs them.
 #include "bindings/mpi_interposer/dispatch.hpp"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ Taken pass(Collective collective, uint64_t bytes) {
   return std::nullopt;
 }
 
-// Ranks of the local group; 0 where that cannot be asked.
+// Returns the number of ranks of the local group; 0 on an error.
 int ranks_of(MPI_Comm comm) {
   int size = 0;
   if (comm == MPI_COMM_NULL || PMPI_Comm_size(comm, &size) != MPI_SUCCESS) return 0;
@@ -46,19 +46,20 @@ void describe(const char* message, hsgd_error* error) {
   error->message[sizeof error->message - 1] = '\0';
 }
 
-// Payloads in bytes, both ends included.
+// A range of payloads in bytes, both ends included.
 struct Sizes {
   uint64_t least, most;
   bool hold(uint64_t bytes) const { return least <= bytes && bytes <= most; }
 };
 
-// Where the two-level path is ahead of PMPI, as measured (docs/performance.md), on many nodes as
-// simulated (docs/internals/scale.md): fixed, so that all ranks choose alike.
+// The payloads for which the two-level path is faster than PMPI, as measured (docs/performance.md)
+// or, on many nodes, simulated (docs/internals/scale.md). Fixed, so that all ranks choose alike.
 struct Worthwhile {
   Sizes on_node, between_nodes;
   int most_nodes;
-  // Who calls an allreduce on MPI_COMM_WORLD, which stays, or of a size that gradients have, will
-  // call it again; others have to earn the milliseconds that a communicator's set-up takes.
+  // True: set up the communicator at the first call on MPI_COMM_WORLD, which stays, or of a size
+  // that gradients have; such calls come again. Others must first be worth the milliseconds that
+  // the set-up takes.
   bool gradients_at_once;
   bool somewhere(uint64_t bytes) const { return on_node.hold(bytes) || between_nodes.hold(bytes); }
   bool on(int nodes, uint64_t bytes) const {
@@ -72,7 +73,7 @@ constexpr Sizes kAlways{0, kAny};
 constexpr uint64_t kGradientBytes = 16 << 10;
 constexpr Worthwhile kReductions{kAlways, kAlways, 1024, true};
 constexpr Worthwhile kScatteredReductions{kAlways, {1 << 20, kAny}, 8, false};
-// From 64 KiB on Open MPI copies once, from process to process, and we twice.
+// From 64 KiB on Open MPI copies once, from process to process, and hsgd twice.
 constexpr uint64_t kMostCopiedTwice = (64 << 10) - 1;
 constexpr Worthwhile kBroadcasts{{0, kMostCopiedTwice}, {256 << 10, kAny}, 64, false};
 constexpr Worthwhile kGathers{{8 << 10, kMostCopiedTwice}, {1 << 20, kAny}, 8, false};
@@ -84,8 +85,9 @@ struct Payload {
   const void* out;
 };
 
-// Runs body(comm, &error), which returns a hsgd_status, when the payload is worth it and the
-// communicator one of ours. With HSGD_MIN_BYTES=0 every payload is. None is on a device.
+// Runs body(comm, &error), which returns a hsgd_status, if the payload is worth it and hsgd has a
+// communicator. With HSGD_MIN_BYTES=0 every payload is worth it. Buffers in device memory are never
+// taken.
 template <class Body>
 Taken take(Collective collective, MPI_Comm comm, const Payload& payload,
            const Worthwhile& worthwhile, Body&& body) {
@@ -95,7 +97,7 @@ Taken take(Collective collective, MPI_Comm comm, const Payload& payload,
     return pass(collective, bytes);
   const bool all = options->min_bytes == 0;
   if (!all && !worthwhile.somewhere(bytes)) return pass(collective, bytes);
-  if (is_revoked(comm)) return pass(collective, bytes);  // MPI says so
+  if (is_revoked(comm)) return pass(collective, bytes);  // MPI reports that
   const TakenCall taken(comm);
   hsgd_comm* core = nullptr;
   hsgd_error error;
@@ -134,12 +136,12 @@ std::optional<Kernel> kernel_of(const Reduction& call) {
   if (!op) return std::nullopt;
   const std::optional<hsgd_dtype> dtype = known_dtype(call.type);
   if (!dtype) return std::nullopt;
-  // A mistake that MPI reports by itself, on this rank alone; the others wait as they would anyway.
+  // An error that MPI reports on this rank alone; the others wait as they would without hsgd.
   if (call.out == MPI_IN_PLACE) return std::nullopt;
   return Kernel{*dtype, *op, hsgd_dtype_bytes(*dtype)};
 }
 
-// Elements of all ranks; nothing when MPI shall say what is wrong with them.
+// Returns the elements of all ranks; nothing if MPI must report an error in them.
 template <class Number>
 std::optional<uint64_t> total_of(const Number* counts, int ranks) {
   if (counts == nullptr || ranks <= 0) return std::nullopt;
@@ -163,7 +165,7 @@ int reduce_scatter(hsgd_comm* core, const Reduction& call, const Kernel& kernel,
     return hsgd_comm_reduce_scatter(core, call.in, call.out, counts.data(), kernel.dtype, kernel.op,
                                     nullptr, error);
   }
-  // In place the block goes to the front of the input, which peers may still read then.
+  // In place the block goes to the front of the input, which peers may still be reading.
   const uint64_t own_bytes = counts[static_cast<size_t>(rank_of(core))] * kernel.size;
   const Staging block = stage(own_bytes);
   const int code = hsgd_comm_reduce_scatter(core, call.out, block.get(), counts.data(),
@@ -172,7 +174,7 @@ int reduce_scatter(hsgd_comm* core, const Reduction& call, const Kernel& kernel,
   return code;
 }
 
-// Where the block of each rank goes, in bytes of data and in elements of the receive buffer.
+// The places of the ranks' blocks, in bytes of data and in elements of the receive buffer.
 struct Blocks {
   std::vector<uint64_t> bytes;
   std::vector<int64_t> places;  // from the start of the receive buffer, in extents
@@ -221,7 +223,7 @@ int allgather(hsgd_comm* core, const Gathering& call, Blocks blocks, hsgd_error*
       pack(call.in, static_cast<uint64_t>(call.count), own, packed.get());
       in = packed.get();
     }
-    blocks.bytes[me] = bytes;  // if that is not what the others expect, all learn of it
+    blocks.bytes[me] = bytes;  // if other ranks expect another size, all ranks get an error
   }
   const int code =
       hsgd_comm_allgather(core, in, out, blocks.bytes.data(), HSGD_UINT8, nullptr, error);
@@ -234,13 +236,13 @@ int allgather(hsgd_comm* core, const Gathering& call, Blocks blocks, hsgd_error*
   return code;
 }
 
-// False for mistakes that MPI reports by itself.
+// Returns false for errors that MPI reports by itself.
 bool is_valid(const Gathering& call) {
   if (call.out == MPI_IN_PLACE) return false;
   return call.in == MPI_IN_PLACE || (call.count >= 0 && call.type != MPI_DATATYPE_NULL);
 }
 
-// MPI allows ranks to have different ops of their own here, so that nothing but the size decides.
+// MPI allows a different user op on each rank here, so only the size decides.
 Taken take_user_allreduce(const Reduction& call, MPI_Count count) {
   const std::optional<uint64_t> size = size_of(call.type);
   if (!size || call.out == MPI_IN_PLACE || count > INT_MAX) return pass(Collective::kAllreduce, 0);
@@ -295,8 +297,8 @@ Taken take_bcast(void* data, MPI_Count count, MPI_Datatype type, int root, MPI_C
               });
 }
 
-// A barrier has no payload that would tell whether the set-up of a communicator pays off: it takes
-// the two-level path where another collective has made one. Between nodes MPI's is faster.
+// A barrier has no payload to show whether the set-up of a communicator pays off: it takes the
+// two-level path if another collective has created one. Between nodes MPI's barrier is faster.
 Taken take_barrier(MPI_Comm comm) {
   if (settings() == nullptr || comm == MPI_COMM_NULL) return pass(Collective::kBarrier, 0);
   hsgd_comm* core = known_communicator_of(comm);
@@ -332,7 +334,7 @@ template <class Number, class Displacement>
 Taken take_allgatherv(const Gathering& call, const Number* counts, const Displacement* places) {
   const std::optional<uint64_t> size = size_of(call.out_type);
   const int ranks = ranks_of(call.comm);
-  // Between groups there are as many counts as ranks in the other one.
+  // On an intercommunicator there are as many counts as ranks in the other group.
   if (!size || ranks == 0 || is_intercommunicator(call.comm) || !is_valid(call))
     return pass(Collective::kAllgatherv, 0);
   const std::optional<uint64_t> total = total_of(counts, ranks);

@@ -1,13 +1,13 @@
-// The choice between the two-level path and MPI, for each collective, and the way there.
+// Chooses between the two-level path and MPI for each collective, and runs the call.
 //
 // The choice depends on byte count, op and communicator alone, which are equal on all ranks; never
-// on buffers, datatypes or displacements, which may differ: one rank may pass MPI_IN_PLACE, and
-// where MPI asks for equal type signatures only (all but reductions), one may describe with a
-// derived datatype what another has as a plain array. So data that does not lie packed is packed
-// here, by this rank alone. The exception are buffers in a CUDA device's memory, which stay with
-// MPI: in one collective all ranks must have such a buffer, or none.
+// on buffers, datatypes or displacements, which may differ: one rank may pass MPI_IN_PLACE, and if
+// MPI requires only equal type signatures (all but reductions), one rank may use a derived datatype
+// and another a plain array. So data that is not packed is packed here, on this rank alone. The
+// exception is buffers in CUDA device memory, which MPI handles: in one collective all ranks must
+// have such a buffer, or none.
 //
-// Each function returns what the MPI function shall return, or nothing when MPI shall do it; both
+// Each function returns the result of the MPI function, or nothing if MPI must do the call; both
 // are counted. `Number` is int, or MPI_Count for the functions of large counts.
 #ifndef HSGD_BINDINGS_MPI_INTERPOSER_DISPATCH_HPP_
 #define HSGD_BINDINGS_MPI_INTERPOSER_DISPATCH_HPP_
@@ -31,7 +31,7 @@ struct Reduction {
   MPI_Comm comm;
 };
 
-// What an allgather sends, and where it puts what it gets.
+// The arguments of an allgather.
 struct Gathering {
   const void* in;
   MPI_Count count;

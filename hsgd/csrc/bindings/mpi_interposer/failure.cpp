@@ -1,4 +1,4 @@
-// Error codes of the interposer.
+// Creates the error codes of the interposer.
 #include "bindings/mpi_interposer/failure.hpp"
 
 #ifdef OPEN_MPI
@@ -14,7 +14,7 @@
 
 #include "hsgd_mpi.h"
 
-// Weak: the libmpi that a program runs may have been built without the extension.
+// Weak: the program's libmpi may have been built without the extension.
 #ifdef OMPI_HAVE_MPI_EXT_FTMPI
 #pragma weak PMPIX_Comm_is_revoked
 #endif
@@ -25,7 +25,8 @@ namespace {
 // MPI_COMM_NULL: this thread is in no taken call.
 thread_local MPI_Comm taken_on = MPI_COMM_NULL;
 
-// Whether this communicator was waited for already: all of its later calls fail alike, and at once.
+// Returns true if this communicator was awaited before; then its later calls fail at once, in the
+// same way.
 [[maybe_unused]] bool was_awaited(MPI_Comm comm) {
   static std::mutex mutex;
   static std::set<MPI_Comm> awaited;
@@ -33,9 +34,9 @@ thread_local MPI_Comm taken_on = MPI_COMM_NULL;
   return !awaited.insert(comm).second;
 }
 
-// What MPI calls the failure, if it has a word for it. A peer that gave up because the communicator
-// is revoked is, for the core, one that is lost: MPI's own notice may come a little later. A peer
-// that lives and gave up, for want of memory or at its deadline, is no failed process for MPI.
+// Returns MPI's code of the failure, if it has one. For the core, a peer that gave up because the
+// communicator is revoked is lost; MPI's own notice may come a little later. A living peer that
+// gave up, out of memory or at its deadline, is not a failed process for MPI.
 std::optional<int> mpi_code_of([[maybe_unused]] MPI_Comm comm, [[maybe_unused]] int32_t code) {
 #ifdef MPIX_ERR_PROC_FAILED
   using Clock = std::chrono::steady_clock;
@@ -54,7 +55,7 @@ std::optional<int> mpi_code_of([[maybe_unused]] MPI_Comm comm, [[maybe_unused]] 
   return std::nullopt;
 }
 
-// An MPI error code of class MPI_ERR_OTHER with this text, as MPI_Error_string tells it.
+// Returns an MPI error code of class MPI_ERR_OTHER; MPI_Error_string returns this text for it.
 int code_with(const char* message) {
   static const int code = [] {
     int added = MPI_ERR_OTHER;

@@ -1,8 +1,8 @@
-// How a failure of a taken call is told to the program, as MPI would tell it.
+// Reports a failure of a taken call to the program as MPI would.
 //
-// Owns the error codes, and with them the view of MPI's fault tolerance (ULFM: Open MPI's extension
-// "ftmpi", where the launcher was asked for it): a communicator that the program has revoked ends
-// every wait on it, and a process that died is MPIX_ERR_PROC_FAILED.
+// Owns the error codes, and the view of MPI's fault tolerance (ULFM: Open MPI's extension "ftmpi",
+// if the launcher enabled it): a communicator that the program has revoked ends every wait on it,
+// and a process that died is MPIX_ERR_PROC_FAILED.
 #ifndef HSGD_BINDINGS_MPI_INTERPOSER_FAILURE_HPP_
 #define HSGD_BINDINGS_MPI_INTERPOSER_FAILURE_HPP_
 
@@ -12,26 +12,26 @@
 
 namespace hsgd::pmpi {
 
-// Whether some rank has revoked it, as far as this one knows.
+// Returns true if some rank has revoked the communicator, as far as this rank knows.
 bool is_revoked(MPI_Comm comm);
 
-// While it lives, this thread is in a taken call on the communicator.
+// While it exists, this thread is in a taken call on the communicator.
 class TakenCall {
  public:
   explicit TakenCall(MPI_Comm comm);
   ~TakenCall();
   TakenCall(const TakenCall&) = delete;
   TakenCall& operator=(const TakenCall&) = delete;
-  // Whether the call of this thread, if there is one, is on a revoked communicator.
+  // Returns true if the taken call of this thread, if any, is on a revoked communicator.
   static bool is_pointless();
 
  private:
   MPI_Comm outer_;
 };
 
-// Gives the failure to the communicator's error handler: as MPIX_ERR_REVOKED or
-// MPIX_ERR_PROC_FAILED where it is that, or else as an MPI error of class MPI_ERR_OTHER with its
-// message, which is printed, too. Returns what the MPI function shall return.
+// Passes the failure to the communicator's error handler: as MPIX_ERR_REVOKED or
+// MPIX_ERR_PROC_FAILED if it is one of these, else as an MPI error of class MPI_ERR_OTHER with its
+// message, which is also printed. Returns the result for the MPI function.
 int fail(MPI_Comm comm, const hsgd_error& error);
 
 }  // namespace hsgd::pmpi

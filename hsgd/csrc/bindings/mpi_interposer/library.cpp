@@ -1,4 +1,4 @@
-// Families of MPI.
+// Recognizes the families of MPI.
 #include "bindings/mpi_interposer/library.hpp"
 
 #include <dlfcn.h>
@@ -32,7 +32,7 @@ const char* name_of(MpiFamily family) {
   return "the standard ABI";
 }
 
-// MPI_COMM_WORLD as the running library has it.
+// Returns MPI_COMM_WORLD of the running library.
 uintptr_t world_of(MpiFamily family) {
   constexpr uintptr_t kMpichWorld = 0x44000000;
   if (family == MpiFamily::kMpich) return kMpichWorld;

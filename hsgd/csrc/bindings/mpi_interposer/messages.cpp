@@ -1,4 +1,4 @@
-// The flag, which lies in the library that the program calls.
+// Reads the flag, which is in the library that the program calls.
 #include "bindings/mpi_interposer/messages.hpp"
 
 #include <atomic>
@@ -8,9 +8,9 @@
 namespace hsgd::pmpi {
 namespace {
 
-// nullptr until it is attached, before any collective comes here: by all threads that make the
-// first one, the same to all. Relaxed: the release with which bindings/mpi_preload/forward.hpp
-// publishes the functions of this library comes after it.
+// nullptr until it is attached, before any collective reaches this library: by all threads that
+// make the first one, with the same value. Relaxed: bindings/mpi_preload/forward.hpp publishes the
+// functions of this library with a release after it.
 std::atomic<std::atomic<bool>*> noted{nullptr};
 
 }  // namespace

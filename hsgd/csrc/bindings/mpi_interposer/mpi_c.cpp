@@ -1,9 +1,9 @@
 // The interposer's engine: MPI's functions as C programs call them.
 //
 // A call takes the two-level path or passes through to PMPI; bindings/mpi_interposer/dispatch.cpp
-// chooses. Owns nothing but the names, which are MPI's behind hsgd_:
-// bindings/mpi_preload/collectives.cpp, which is what programs call, finds them by name. Fortran's
-// are in bindings/mpi_interposer/mpi_fortran.cpp.
+// chooses. The names are MPI's with the prefix hsgd_; programs call
+// bindings/mpi_preload/collectives.cpp, which finds them by name. Those for Fortran are in
+// bindings/mpi_interposer/mpi_fortran.cpp.
 #include "bindings/mpi_interposer/mpi_c.hpp"
 
 #include <mpi.h>
@@ -13,8 +13,8 @@
 #include "hsgd_core.h"
 #include "hsgd_mpi.h"
 
-// Weak: a build for MPI 4 also serves a libmpi of the same ABI that has MPI 3 alone, as that of
-// Cray MPICH 8 and MVAPICH 2. Programs of such an MPI do not call them.
+// Weak: a build for MPI 4 also serves a libmpi of the same ABI that has only MPI 3, such as Cray
+// MPICH 8 and MVAPICH 2. Programs of such an MPI do not call them.
 #if MPI_VERSION >= 4
 #pragma weak PMPI_Allreduce_c
 #pragma weak PMPI_Bcast_c
@@ -120,7 +120,7 @@ HSGD_API int hsgd_MPI_Reduce_scatter_block_c(const void* in, void* out, MPI_Coun
 }
 #endif
 
-// What the functions of these names behind hsgd_interposer_ give to programs.
+// Implement the functions of the same names with hsgd_interposer_.
 HSGD_API void hsgd_pmpi_counters(hsgd_counters* counters) {
   *counters = hsgd_counters{};
   if (settings() != nullptr) hsgd_mpi_cached_counters(counters);

@@ -1,4 +1,4 @@
-// The functions of the interposer's engine: MPI's, behind hsgd_.
+// The functions of the interposer's engine: MPI's names with the prefix hsgd_.
 #ifndef HSGD_BINDINGS_MPI_INTERPOSER_MPI_C_HPP_
 #define HSGD_BINDINGS_MPI_INTERPOSER_MPI_C_HPP_
 

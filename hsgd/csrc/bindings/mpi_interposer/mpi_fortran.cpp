@@ -18,8 +18,8 @@
 #include "bindings/mpi_interposer/mpi_c.hpp"
 #include "hsgd_core.h"
 
-// Open MPI has one of each, named for the Fortran compiler that it was built with, in libmpi; a
-// program's own is the one in effect.
+// Open MPI defines one of each in libmpi, named for the Fortran compiler of its build. If the
+// program has its own copy, that copy is in effect.
 extern "C" {
 extern char mpi_fortran_in_place [[gnu::weak]];
 extern char mpi_fortran_in_place_ [[gnu::weak]];
@@ -33,7 +33,7 @@ extern char MPI_FORTRAN_BOTTOM [[gnu::weak]];
 
 namespace {
 
-// What Fortran passes for a buffer.
+// Returns the C address of a Fortran buffer.
 void* buffer(void* data) {
   const auto is = [data](const char* sentinel) { return sentinel != nullptr && data == sentinel; };
   if (is(&mpi_fortran_in_place_) || is(&mpi_fortran_in_place) || is(&mpi_fortran_in_place__) ||
@@ -46,14 +46,14 @@ void* buffer(void* data) {
 }
 
 MPI_Comm communicator(const MPI_Fint* handle) {
-  hsgd::pmpi::note_messages();  // a Fortran program's are not seen
+  hsgd::pmpi::note_messages();  // a Fortran program's messages are not seen
   return PMPI_Comm_f2c(*handle);
 }
 MPI_Datatype datatype(const MPI_Fint* handle) { return PMPI_Type_f2c(*handle); }
 MPI_Op operation(const MPI_Fint* handle) { return PMPI_Op_f2c(*handle); }
 int number(const MPI_Fint* value) { return static_cast<int>(*value); }
 
-// An integer for each rank; Fortran's may be longer than C's.
+// An integer for each rank; a Fortran integer may be longer than C's.
 class Numbers {
  public:
   Numbers(const MPI_Fint* values, MPI_Comm comm) {

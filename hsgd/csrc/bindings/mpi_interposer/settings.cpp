@@ -1,4 +1,4 @@
-// Settings and communicators of the interposer.
+// Reads the settings of the interposer and creates its communicators.
 #include "bindings/mpi_interposer/settings.hpp"
 
 #include <unistd.h>
@@ -35,17 +35,17 @@ int world_rank() {
   return rank;
 }
 
-// What a rank that waits in a collective does at each look. It is inside an MPI call of the
-// program, where MPI promises progress to messages that were started before: a peer may need one of
-// them to come to this collective, and large ones take thousands of steps.
+// Runs at each look of a rank that waits in a collective. The rank is inside an MPI call of the
+// program, in which MPI promises progress to earlier messages: a peer may need one of them to reach
+// this collective, and large ones take thousands of steps.
 int go_on_with_messages() {
   if (!has_messages()) return 0;
   hsgd_mpi_progress();
   return 1;
 }
 
-// The same now and then, also in programs that were not seen to send anything: a share of the time,
-// well below what a waiting rank may use.
+// Does the same from time to time, also in programs without known messages: a share of the time far
+// below the limit of a waiting rank.
 int drive_mpi() {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kSpell(200);
@@ -53,15 +53,16 @@ int drive_mpi() {
   do {
     if (hsgd_mpi_progress() != HSGD_OK) break;
   } while (Clock::now() < end);
-  return TakenCall::is_pointless() ? 1 : 0;  // what the program has revoked ends the wait
+  return TakenCall::is_pointless() ? 1 : 0;  // a revoked communicator ends the wait
 }
 
-// MPI knows no deadline: a program may let a rank come to a collective hours after the others.
+// Warns of a late rank. MPI has no deadline: a rank may come to a collective hours after the
+// others.
 void warn_of_late_rank(const char* message) {
   std::fprintf(stderr, "hsgd: warning: %s\n", message);
 }
 
-// Delete function of an attribute of MPI_COMM_SELF: called first thing in MPI_Finalize.
+// The delete function of an attribute of MPI_COMM_SELF: MPI_Finalize calls it first.
 int print_report(MPI_Comm, int, void*, void*) {
   hsgd_counters sum;
   hsgd_mpi_cached_counters(&sum);
@@ -69,14 +70,14 @@ int print_report(MPI_Comm, int, void*, void*) {
   return MPI_SUCCESS;
 }
 
-// Attributes go in the reverse order of their coming, so the cache must have its own before.
+// Attributes are deleted in reverse order of creation, so the cache must have its own before.
 void report_at_finalize() {
   hsgd_counters none;
   hsgd_mpi_cached_counters(&none);
   int key = MPI_KEYVAL_INVALID;
   PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, print_report, &key, nullptr);
   PMPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
-  PMPI_Comm_free_keyval(&key);  // goes with the attribute
+  PMPI_Comm_free_keyval(&key);  // freed with the attribute
 }
 
 #ifdef OPEN_MPI
@@ -89,13 +90,13 @@ constexpr MpiLibrary kBuiltFor{MpiFamily::kMpich, MPICH_NUMVERSION / 10'000'000}
 
 struct Settings {
   hsgd_options options;
-  bool usable;  // false: all calls stay with MPI
+  bool usable;  // false: all calls use MPI
 
   Settings() : usable(works_with_running_mpi(kBuiltFor)) {
     if (!usable) return;
     hsgd_error error;
     if (hsgd_options_from_env(&options, &error) != HSGD_OK) refuse(error.message);
-    options.process = hsgd_process_create();  // until the process ends
+    options.process = hsgd_process_create();  // kept until the process ends
     options.interrupted = drive_mpi;
     options.progress = go_on_with_messages;
     if (options.timeout_given == 0) options.late = warn_of_late_rank;
@@ -103,7 +104,7 @@ struct Settings {
   }
 
   [[noreturn]] static void refuse(const char* message) {
-    // Most likely all ranks have read the same: the first one says it for all, and ends all.
+    // Most likely all ranks have read the same setting: the first rank reports it and ends the job.
     if (world_rank() != 0) ::sleep(kGraceS);
     std::fprintf(stderr, "hsgd: error: %s\n", message);
     PMPI_Abort(MPI_COMM_WORLD, kExitCode);
@@ -114,8 +115,8 @@ struct Settings {
 }  // namespace
 
 const hsgd_options* settings() {
-  // Partner: the store below. A thread that sees the address sees the settings that were read. No
-  // program calls a collective after MPI_Finalize, so that nobody asks again.
+  // Partner: the store below. A thread that sees the address sees the settings. No program calls a
+  // collective after MPI_Finalize, so the result stays valid.
   static std::atomic<const hsgd_options*> ready{nullptr};
   if (const hsgd_options* options = ready.load(std::memory_order_acquire)) return options;
   if (!mpi_is_running()) return nullptr;
@@ -127,8 +128,8 @@ const hsgd_options* settings() {
 
 int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t bytes, bool at_once,
                     hsgd_comm** found, hsgd_error* err) {
-  // What MPI takes for a call and what the set-up of a communicator takes per rank: orders of
-  // magnitude, fixed, so that all ranks choose alike.
+  // The time of an MPI call, and of a communicator's set-up per rank: orders of magnitude, fixed,
+  // so that all ranks choose alike.
   constexpr uint64_t kCallNs = 3'000;
   constexpr uint64_t kBytesPerNs = 4;
   constexpr uint64_t kPriceNs = 2'000'000;

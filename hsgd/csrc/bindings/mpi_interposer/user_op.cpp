@@ -1,4 +1,4 @@
-// Gather, then fold.
+// allreduce_by_user_op(): gathers, then folds.
 #include "bindings/mpi_interposer/user_op.hpp"
 
 #include <algorithm>

@@ -1,9 +1,9 @@
-// Reductions by ops that the program made: the core has no kernel for them, but gathers what MPI's
-// own MPI_Reduce_local then combines.
+// allreduce_by_user_op(): reduces with an op of the program: the core has no kernel for it, so it
+// gathers the inputs, and MPI_Reduce_local combines them.
 //
 // Every rank gets the inputs of all and folds them from the last to the first, so that operands
-// stay in rank order: for ops that do not commute as well, and with the same bits on all ranks.
-// That costs each rank the work of all, which pays off while messages are small.
+// stay in rank order: also for ops that do not commute, and with the same bits on all ranks. Each
+// rank does the work of all, which pays off only for small messages.
 #ifndef HSGD_BINDINGS_MPI_INTERPOSER_USER_OP_HPP_
 #define HSGD_BINDINGS_MPI_INTERPOSER_USER_OP_HPP_
 
@@ -15,11 +15,12 @@
 
 namespace hsgd::pmpi {
 
-// Neither predefined nor MPI_OP_NULL.
+// Returns true if the op is neither predefined nor MPI_OP_NULL.
 bool is_user_op(MPI_Op op);
 
-// An allreduce of `count` elements on the core's communicator, or what it or MPI_Reduce_local said.
-// `in` may be MPI_IN_PLACE. Throws std::bad_alloc, and std::runtime_error with MPI's words.
+// Runs an allreduce of `count` elements on the core's communicator. Returns its status or that of
+// MPI_Reduce_local. `in` may be MPI_IN_PLACE. Throws std::bad_alloc, and std::runtime_error with
+// MPI's message.
 int allreduce_by_user_op(hsgd_comm* comm, const void* in, void* out, uint64_t count,
                          MPI_Datatype type, MPI_Op op, hsgd_error* error);
 

@@ -1,9 +1,8 @@
-// The library that LD_PRELOAD names: MPI's collectives under its names, and questions to the
+// The library for LD_PRELOAD: defines MPI's collectives under their names, and queries of the
 // engine.
 //
-// Owns the names. For Fortran: with Open MPI, as bindings/mpi_interposer/mpi_fortran.cpp explains,
-// each subroutine has what compilers make of its name (four kinds), and the name of the module
-// `mpi_f08`.
+// For Fortran with Open MPI (see bindings/mpi_interposer/mpi_fortran.cpp) each subroutine has the
+// four names that compilers make of its name, and the name in the module `mpi_f08`.
 #include <mpi.h>  // for its version
 
 #include "bindings/mpi_preload/engine.hpp"
@@ -31,7 +30,7 @@ HSGD_COLLECTIVE(MPI_Reduce_scatter_block_c, 6)
 #endif
 
 #ifdef OPEN_MPI
-// One word more than in C, for ierror.
+// One argument more than in C, for ierror.
 #define HSGD_SUBROUTINE(lower, UPPER, count)                                       \
   HSGD_FORWARD(lower##_, count, of_engine("hsgd_" #lower, "p" #lower "_"))         \
   HSGD_FORWARD(lower, count, of_engine("hsgd_" #lower, "p" #lower))                \
@@ -50,11 +49,11 @@ HSGD_SUBROUTINE(mpi_reduce_scatter_block, MPI_REDUCE_SCATTER_BLOCK, 7)
 
 extern "C" {
 
-// For self-checks: nullptr when calls of this process can take the two-level path, or why not, in
-// one line. Loads what the first collective would.
+// Returns nullptr if calls of this process can take the two-level path, else the reason in one
+// line; for self-checks. Loads the engine as the first collective would.
 HSGD_API const char* hsgd_interposer_failure(void) { return hsgd::preload::engine_failure(); }
 
-// What took the two-level path in this process so far; waits for collectives that are under way.
+// Returns the counters of the two-level path in this process so far; waits for running collectives.
 HSGD_API void hsgd_interposer_counters(hsgd_counters* counters) {
   void* const engine = hsgd::preload::loaded_engine();
   *counters = hsgd_counters{};
@@ -62,15 +61,15 @@ HSGD_API void hsgd_interposer_counters(hsgd_counters* counters) {
   reinterpret_cast<void (*)(hsgd_counters*)>(of_engine("hsgd_pmpi_counters", ""))(counters);
 }
 
-// How many calls passed through to MPI in this process so far, where the engine is loaded.
+// Returns how many calls passed through to MPI in this process so far, if the engine is loaded.
 HSGD_API uint64_t hsgd_interposer_passed(void) {
   if (hsgd::preload::loaded_engine() == nullptr) return 0;
   return reinterpret_cast<uint64_t (*)()>(of_engine("hsgd_pmpi_passed", ""))();
 }
 
-// The `index`th collective that the interposer knows, from 0: its name, and the calls and bytes of
-// it that took the two-level path and that passed through. nullptr beyond the last, and where the
-// engine does not load; loads it.
+// Returns the name of the `index`th collective of the interposer, from 0, and the calls and bytes
+// of it that took the two-level path and that passed through. Returns nullptr beyond the last, and
+// if the engine cannot be loaded; loads it.
 HSGD_API const char* hsgd_interposer_collective(int index, uint64_t numbers[4]) {
   if (hsgd::preload::engine_failure() != nullptr) return nullptr;
   return reinterpret_cast<const char* (*)(int, uint64_t*)>(of_engine("hsgd_pmpi_collective", ""))(

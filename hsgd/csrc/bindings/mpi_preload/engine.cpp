@@ -1,7 +1,7 @@
-// Finds the engine and the program's MPI by the dynamic linker's own means.
+// engine(): finds the engine and the program's MPI through the dynamic linker.
 //
-// No lock is held over dlopen: another thread may call MPI from within the linker, which has its
-// own lock then.
+// Holds no lock during dlopen: another thread may call MPI from within the linker, which then holds
+// its own lock.
 #include "bindings/mpi_preload/engine.hpp"
 
 #include <dlfcn.h>
@@ -31,7 +31,7 @@ constexpr Abi kAbis[] = {
 constexpr char kAnyFunction[] = "PMPI_Allreduce";
 constexpr int kExitCode = 2;
 
-// What a process has decided, once and for all: the engine's handle, or nullptr and why.
+// The permanent decision of a process: the engine's handle, or nullptr and the reason.
 struct Decision {
   void* engine;
   char why[PATH_MAX + 64];
@@ -39,11 +39,11 @@ struct Decision {
 
 constexpr Decision kNoMemory{nullptr, "no memory"};
 
-// Release pairs with acquire: who sees the decision sees its words. Never freed.
+// Release pairs with acquire: a reader of the decision also sees its text. Never freed.
 std::atomic<const Decision*> decided{nullptr};
 
 struct Object {
-  size_t left;  // in front of it
+  size_t left;  // bytes left for the path
   char path[PATH_MAX];
 };
 
@@ -57,8 +57,9 @@ int copy_path(dl_phdr_info* info, size_t, void* data) {
   return 1;
 }
 
-// The first library of this process in which, or in the needs of which, the function is: a libmpi
-// that is not visible for all, because it came with a module (mpi4py). Nobody closes it.
+// Returns the first library of this process that has the function, directly or through its
+// dependencies: a libmpi that is not globally visible, because it was loaded with a module
+// (mpi4py). It is never closed.
 void* library_with(const char* name) {
   for (size_t index = 0;; ++index) {
     Object object;
@@ -74,7 +75,7 @@ void* library_with(const char* name) {
 
 void* find_in_mpi(const char* name) {
   if (void* const found = ::dlsym(RTLD_DEFAULT, name)) return found;
-  // Where the last one was, to look no further; threads that look at once find the same.
+  // The last result, to avoid another search; threads that search at once find the same.
   static std::atomic<void*> mpi{nullptr};
   void* library = mpi.load(std::memory_order_relaxed);
   void* const known = library != nullptr ? ::dlsym(library, name) : nullptr;
@@ -95,7 +96,7 @@ void* refuse(Decision* decision, const char* format, Words... words) {
   return nullptr;
 }
 
-// DT_SONAME of the library that the function is in; "" if it has none.
+// Returns DT_SONAME of the library that contains the function; "" if it has none.
 const char* soname_of(const void* function) {
   Dl_info info;
   void* found = nullptr;
@@ -107,11 +108,11 @@ const char* soname_of(const void* function) {
     if (entry->d_tag == DT_STRTAB) strings = entry->d_un.d_ptr;
     if (entry->d_tag == DT_SONAME) name = entry->d_un.d_val;
   }
-  if (strings < map->l_addr) strings += map->l_addr;  // where the linker leaves the table as it is
+  if (strings < map->l_addr) strings += map->l_addr;  // if the linker has not relocated the table
   return strings != 0 && name != 0 ? reinterpret_cast<const char*>(strings) + name : "";
 }
 
-// By what it says of itself: a vendor's library may have a name of its own.
+// Returns the family from the library's version text: a vendor's library may have its own name.
 const char* family_of_mpi() {
   constexpr size_t kVersionBytes = 16 << 10;  // MPICH's has 8192
   const auto ask = reinterpret_cast<int (*)(char*, int*)>(find_in_mpi("PMPI_Get_library_version"));
@@ -123,7 +124,7 @@ const char* family_of_mpi() {
   return is_open_mpi ? "openmpi" : "mpich";
 }
 
-// The interface of the MPI that has the function.
+// Returns the interface of the MPI that has the function.
 const Abi* abi_of(const void* function) {
   const char* const soname = soname_of(function);
   for (const Abi& abi : kAbis) {
@@ -136,7 +137,7 @@ const Abi* abi_of(const void* function) {
   return nullptr;
 }
 
-// Beside this library.
+// Writes the engine's path, in the directory of this library.
 void write_path(const Abi& abi, char (&path)[PATH_MAX]) {
   const char* const own = file_of(&decided);
   const char* const slash = std::strrchr(own, '/');
@@ -144,8 +145,9 @@ void write_path(const Abi& abi, char (&path)[PATH_MAX]) {
   std::snprintf(path, sizeof path, "%.*slibhsgd_pmpi_%s.so", folder, own, abi.name);
 }
 
-// The engine for the program's MPI. Where there is none so far, the first one whose own MPI loads.
-// Why not is written into the decision: the linker forgets its words at its next call.
+// Opens the engine for the program's MPI; if none is loaded so far, the first engine whose own MPI
+// loads. Writes the reason of a failure into the decision: the linker forgets its message at its
+// next call.
 void* open_any_engine(const Abi* wanted, char (&path)[PATH_MAX], Decision* decision) {
   for (const Abi& abi : kAbis) {
     if (wanted != nullptr && &abi != wanted) continue;
@@ -159,7 +161,7 @@ void* open_any_engine(const Abi* wanted, char (&path)[PATH_MAX], Decision* decis
 
 void* open_engine(Decision* decision) {
   char path[PATH_MAX];
-  const void* const theirs = find_in_mpi(kAnyFunction);  // nullptr: no MPI here so far
+  const void* const theirs = find_in_mpi(kAnyFunction);  // nullptr: no MPI is loaded so far
   const Abi* const abi = theirs != nullptr ? abi_of(theirs) : nullptr;
   void* const opened = open_any_engine(abi, path, decision);
   if (opened == nullptr && decision->why[0] != '\0') return nullptr;
@@ -170,10 +172,10 @@ void* open_engine(Decision* decision) {
   const auto attach =
       reinterpret_cast<void (*)(std::atomic<bool>*)>(::dlsym(opened, "hsgd_pmpi_attach"));
   if (attach == nullptr) return refuse(decision, "%s is of another version of hsgd", path);
-  // What is visible for all comes first for the engine, too; then what it needs by itself.
+  // The engine, too, uses globally visible libraries first, then its own dependencies.
   const void* ours = ::dlsym(RTLD_DEFAULT, kAnyFunction);
   if (ours == nullptr) ours = ::dlsym(opened, kAnyFunction);
-  if (theirs != nullptr && ours != theirs) {  // it stays loaded, as nobody proves that it may go
+  if (theirs != nullptr && ours != theirs) {  // stays loaded: it may be unsafe to unload it
     return refuse(decision, "this program runs the MPI of %s, and hsgd was built for that of %s",
                   file_of(theirs), file_of(ours));
   }
@@ -181,7 +183,8 @@ void* open_engine(Decision* decision) {
   return opened;
 }
 
-// Threads may come here at once: each loads, which the linker counts, and the first one decides.
+// Returns the decision. Threads may call it at once: each loads the engine, which the linker
+// counts, and the first one decides.
 const Decision& decision() {
   const Decision* known = decided.load(std::memory_order_acquire);
   if (known != nullptr) return *known;
@@ -201,7 +204,8 @@ void* loaded_engine() {
 }
 
 void* engine() {
-  static std::atomic<bool> has_warned{false};  // who sets this warns; orders nothing else
+  // The thread that sets it prints the warning; it orders nothing else.
+  static std::atomic<bool> has_warned{false};
   const Decision& choice = decision();
   if (choice.engine == nullptr && !has_warned.exchange(true, std::memory_order_relaxed)) {
     std::fprintf(stderr,

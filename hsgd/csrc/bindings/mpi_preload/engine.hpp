@@ -1,29 +1,31 @@
-// Where a call goes: to the engine (libhsgd_pmpi_*, beside this library, for the MPI that the
-// program runs) or to that MPI.
+// engine(): chooses the target of a call: the engine (libhsgd_pmpi_*, beside this library, for the
+// MPI that the program runs) or that MPI.
 //
-// Every program of a job loads this library, shells and compilers too, so that it needs nothing but
-// libc: neither MPI nor the C++ runtime, of which a program may bring another than ours. The engine
-// needs both and is loaded by the first collective.
+// Every program of a job loads this library, also shells and compilers, so it needs only libc:
+// neither MPI nor the C++ runtime, which a program may have in another version. The engine needs
+// both; the first collective loads it.
 #ifndef HSGD_BINDINGS_MPI_PRELOAD_ENGINE_HPP_
 #define HSGD_BINDINGS_MPI_PRELOAD_ENGINE_HPP_
 
 namespace hsgd::preload {
 
-// The engine, loaded if it is not yet; nullptr if that fails. Then one line on stderr says why, and
-// all calls of this process stay with MPI. The same in all threads, for good.
+// Returns the engine, and loads it if necessary. Returns nullptr if that fails: then one line on
+// stderr gives the reason, and all calls of this process use MPI. The result is permanent and the
+// same in all threads.
 void* engine();
 
-// The engine if it is loaded, nullptr if not.
+// Returns the engine if it is loaded, else nullptr.
 void* loaded_engine();
 
-// Why engine() is nullptr, in one line; nullptr if it is not. Loads, but prints nothing.
+// Returns the reason for which engine() returns nullptr, in one line; nullptr if it does not. Loads
+// the engine, but prints nothing.
 const char* engine_failure();
 
-// A function of the MPI that this program runs, such as "PMPI_Send". Ends the process with one line
-// where there is none.
+// Returns a function of the MPI that this program runs, such as "PMPI_Send". Ends the process with
+// one line if it does not exist.
 void* of_mpi(const char* name);
 
-// A function of the engine, or of the program's MPI where the engine is not usable.
+// Returns a function of the engine, or of the program's MPI if the engine is not usable.
 void* of_engine(const char* name, const char* instead);
 
 }  // namespace hsgd::preload

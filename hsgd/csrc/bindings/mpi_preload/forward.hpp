@@ -1,9 +1,10 @@
-// A function under MPI's name that only passes a call on: one load and one jump.
+// Defines functions under MPI's names that only pass a call on: one load and one jump.
 //
-// Without mpi.h's prototypes: each argument is an integer or an address, of at most one machine
-// word, and is handed on as it came, so that one template serves all functions. Their C++ names are
-// others, so that mpi.h can tell its version. Only what MPI has is defined: who looks for a
-// function by name, as mpi4py does, must not find one that this MPI lacks.
+// Uses no prototypes of mpi.h: each argument is an integer or an address of at most one machine
+// word and is passed on unchanged, so that one template serves all functions. Their C++ names
+// differ from MPI's, because mpi.h is included for its version. Only functions of this MPI are
+// defined: a program that looks for a function by name, as mpi4py does, must not find one that this
+// MPI lacks.
 #ifndef HSGD_BINDINGS_MPI_PRELOAD_FORWARD_HPP_
 #define HSGD_BINDINGS_MPI_PRELOAD_FORWARD_HPP_
 
@@ -27,9 +28,9 @@ static_assert(sizeof(Word) == sizeof(int64_t), "MPI_Count takes one word");
 #define HSGD_WORDS_10(a) HSGD_WORDS_9(a), a##10
 #define HSGD_WORDS_12(a) HSGD_WORDS_10(a), a##11, a##12
 
-// Defines `name`, of `count` words. The first call goes to first_NAME, which asks `target` for the
-// address of all later ones. Release pairs with acquire: who sees that address sees what was
-// written before it was found. Threads that come at once get the same one.
+// Defines `name` with `count` arguments. The first call runs first_NAME, which gets the address for
+// all later ones from `target`. Release pairs with acquire: a reader of the address also sees
+// everything written before it was found. Threads that call at once get the same address.
 #define HSGD_FORWARD(name, count, target)                                                 \
   extern "C" HSGD_API int hsgd_forward_##name(HSGD_WORDS_##count(Word w)) __asm__(#name); \
   static int first_##name(HSGD_WORDS_##count(Word w));                                    \

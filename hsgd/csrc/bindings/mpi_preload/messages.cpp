@@ -1,4 +1,4 @@
-// MPI's functions that start something which goes on after they return: noted, and passed on.
+// Records and passes on MPI's functions that start something which continues after they return.
 //
 // Also blocking sends, which return while MPI still holds the data. They need the engine's flag,
 // not the engine: a program without collectives never loads it.
@@ -13,7 +13,8 @@ namespace hsgd::preload {
 
 std::atomic<bool> messages_noted{false};
 
-// The flag never goes back: it is enough that the first call of each function sets it.
+// Sets the flag and finds the function. The flag is never cleared, so it is enough that the first
+// call of each function sets it.
 static void* note_and_find(const char* name) {
   messages_noted.store(true, std::memory_order_relaxed);
   return of_mpi(name);

@@ -1,6 +1,6 @@
-// Whether the program has messages of its own, as the functions that start them note it.
+// messages_noted: true if the program has started messages of its own.
 //
-// Owns the flag, which bindings/mpi_interposer/messages.hpp describes and the engine reads.
+// bindings/mpi_interposer/messages.hpp describes the flag; the engine reads it.
 #ifndef HSGD_BINDINGS_MPI_PRELOAD_MESSAGES_HPP_
 #define HSGD_BINDINGS_MPI_PRELOAD_MESSAGES_HPP_
 
