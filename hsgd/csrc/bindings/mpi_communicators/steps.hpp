@@ -34,7 +34,7 @@ class Steps {
   int size() const { return size_; }
   Turn& turn() const { return turn_; }
 
-  // Returns steps that may fail as normal: each lasts at most `limit_s`, and never asks to wait on.
+  // Returns steps that last at most `limit_s` each, also if the options say to wait for late ranks.
   Steps within(double limit_s) const;
 
   // Waits for all ranks; the first step on a communicator of the program. It cannot be mistaken for

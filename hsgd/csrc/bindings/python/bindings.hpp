@@ -1,4 +1,4 @@
-// What each file of the binding adds to the module.
+// Declares the functions with which each file of the binding adds to the module.
 #ifndef HSGD_BINDINGS_PYTHON_BINDINGS_HPP_
 #define HSGD_BINDINGS_PYTHON_BINDINGS_HPP_
 

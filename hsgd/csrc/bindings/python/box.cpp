@@ -1,4 +1,4 @@
-// The binding of the parameter box. Owns one class of the module; no logic.
+// The Python binding of the parameter box: one class, no logic.
 #include "onesided/box/box.hpp"
 
 #include <nanobind/stl/pair.h>
@@ -21,7 +21,7 @@ namespace {
 class Box {
   template <class Call>
   auto call(Call&& call) const {
-    const std::shared_ptr<hsgd::Box> box = box_;  // another thread may close it
+    const std::shared_ptr<hsgd::Box> box = box_;  // a copy, because another thread may close it
     if (box == nullptr) raise_closed("ParameterBox");
     return without_gil([&] { return call(*box); });
   }
@@ -72,7 +72,7 @@ class Box {
     });
   }
 
-  // What bytes hold: float32 or bfloat16. `sums`: None, or where the new values go.
+  // Adds the values in `bytes`: float32 or bfloat16. `sums`: None, or receives the new values.
   uint64_t accumulate_part(nb::handle bytes, bool narrow, uint64_t offset, nb::handle sums,
                            double timeout_s, bool finishes) {
     const Array array(bytes, "accumulate", false);
@@ -101,7 +101,7 @@ class Box {
     });
   }
 
-  // Throws what write() and accumulate() would; says whether the values are bfloat16.
+  // Throws the errors of write() and accumulate(); returns true if the values are bfloat16.
   bool check_change(const std::string& what, nb::handle values, uint64_t offset) const {
     const Array array(values, what.c_str(), false);
     check(array, what.c_str(), array.count(), what == "accumulate");
@@ -111,7 +111,7 @@ class Box {
 
   std::pair<uint64_t, double> elastic(const std::vector<nb::object>& weights, float rate,
                                       nb::handle delta, double timeout_s) {
-    std::deque<Array> arrays;  // which do not move
+    std::deque<Array> arrays;  // a deque, whose elements do not move
     std::vector<hsgd::Box::Tensor> tensors;
     uint64_t count = 0;
     for (const nb::object& tensor : weights) {
@@ -156,7 +156,7 @@ class Box {
   bool closed() const { return box_ == nullptr; }
 
  private:
-  // A forked child has not the thread that answers at the door.
+  // A forked child does not have the thread that answers requests for the box.
   explicit Box(std::unique_ptr<hsgd::Box> box)
       : box_(box.release(), [](hsgd::Box* held) {
           if (held->is_mine()) delete held;

@@ -1,4 +1,4 @@
-// What the kinds share in filling hsgd_call from Python's arguments, and waiting for a request.
+// Collective: fills hsgd_call from Python's arguments, and waits for a request.
 #include "bindings/python/collective_call.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -40,7 +40,7 @@ Rows even_rows(const Array& array, int size) {
   return counts;
 }
 
-// Aligned as other arrays, and with large pages where it is worth it, as NumPy's.
+// Allocates memory aligned like NumPy's arrays, with large pages if they pay off.
 std::byte* new_memory(size_t bytes) {
   constexpr size_t kLine = 64;
   constexpr size_t kHugePage = 2 << 20;
@@ -127,7 +127,7 @@ void Collective::expect_rows(const Array& source, hsgd_kind kind, const char* wh
   call_.in = source.data();
   call_.dtype = source.dtype();
   call_.row_elements = source.row_elements();
-  rows_.resize(static_cast<size_t>(topology_.size));  // place_rows() must not fail for want of them
+  rows_.resize(static_cast<size_t>(topology_.size));  // place_rows() must not fail to allocate them
   row_bytes_ = source.row_elements() * hsgd_dtype_bytes(source.dtype());
   call_.context = this;
   call_.place = [](void* self, const uint64_t* rows, hsgd_error* err) {
@@ -171,14 +171,14 @@ bool Request::wait(double timeout_s) {
   const std::shared_ptr<Submitted> submitted = submitted_;
   hsgd_error error;
   int status = 0;
-  if (submitted->done()) {  // other threads need not have the GIL in between
+  if (submitted->done()) {  // no need to release the GIL
     status = hsgd_request_wait(submitted->request, timeout_s, &error);
   } else {
     const ReleasedGil released;
     status = hsgd_request_wait(submitted->request, timeout_s, &error);
   }
   if (status == HSGD_ERR_PENDING) return false;
-  // An interrupt has left a Python exception, with which no array's clean-up should run.
+  // An interrupt has set a Python exception, during which no array's clean-up may run.
   if (status != HSGD_ERR_INTERRUPTED) submitted->collective.give_arrays_back();
   raise_on_error(status, error);
   return true;

@@ -1,8 +1,8 @@
-// A collective as Python describes it, and what is left of it after it was submitted.
+// Collective: a collective with arguments from Python, and its state after submission.
 //
 // Owns the arrays, which stay exported to the core until the collective is done, and the memory of
-// results whose size only the ranks together know. Everything here is called with the GIL held, but
-// for place_rows(); waiting releases it. No logic.
+// results whose size is known only after the ranks exchange it. All functions need the GIL, except
+// place_rows(); waiting releases it. No logic.
 #ifndef HSGD_BINDINGS_PYTHON_COLLECTIVE_CALL_HPP_
 #define HSGD_BINDINGS_PYTHON_COLLECTIVE_CALL_HPP_
 
@@ -21,43 +21,48 @@ namespace hsgd::python {
 
 using Name = nb::typed<nb::handle, nb::str>;  // or None
 
-// The characters, as long as the string lives; NULL for None. Throws TypeError or ValueError.
+// Returns the characters, which live as long as the string; NULL for None. Throws TypeError or
+// ValueError.
 const char* text_of(const Name& name);
 
 using Rows = std::vector<uint64_t>;  // one per rank
 
-// Throws ValueError where `target` is not like `source` but for the rows, or has not `rows`.
+// Throws ValueError if `target` differs from `source` in more than the rows, or has not `rows`
+// rows.
 void check_joined(const Array& source, const Array& target, uint64_t rows, const char* what);
 Rows elements_of(const Array& array, Rows rows);
 
-// One collective with its arguments checked. Filled once, and kept where it is.
+// One collective with checked arguments. Filled once, and never moved.
 class Collective {
  public:
   explicit Collective(const hsgd_topology& topology) : topology_(topology) {}
   Collective(const Collective&) = delete;
   Collective& operator=(const Collective&) = delete;
 
-  // What a kind of collective is filled in with. Each throws TypeError or ValueError for what
-  // cannot be used, of which `what` are the first words. Arrays are taken once each.
+  // Fill in the arguments of a collective. Each throws TypeError or ValueError for an invalid one;
+  // the text begins with `what`. Each array is taken once.
   const Array& take_in(nb::handle array, const char* what) {
     return in_.emplace(array, what, false);
   }
   const Array& take_out(nb::handle array, const char* what) {
     return out_.emplace(array, what, true);
   }
-  // A plain tensor, as one dimension; nullptr where it is none, and nothing was taken.
+  // Takes a plain tensor as one dimension; returns nullptr, having taken nothing, for other
+  // objects.
   const Array* take_flat_in(nb::handle tensor) { return take_flat(in_, tensor) ? &*in_ : nullptr; }
   const Array* take_flat_out(nb::handle tensor) {
     return take_flat(out_, tensor) ? &*out_ : nullptr;
   }
-  // Where rows like those of `source` go, however many; None: to memory of its own.
+  // Takes the output for any number of rows like those of `source`; None: allocates memory.
   void take_joined(const Array& source, nb::handle out, const char* what);
   // `ragged`: the number of rows may differ between ranks.
   void set_label(const Array& array, const Name& name, bool ragged = false);
-  // The rows of each rank, or none: as even as can be, the first ranks get one more.
+  // Returns the rows of each rank: those given, else an even division in which the first ranks get
+  // one more.
   Rows rows_of_ranks(const Array& array, const std::optional<Rows>& given, const char* what) const;
   const uint64_t* keep(Rows counts) { return (counts_ = std::move(counts)).data(); }
-  // For kinds that say where their rows go when the ranks have told one another how many there are.
+  // For kinds that choose the place of their rows after the ranks have exchanged the numbers of
+  // rows.
   void expect_rows(const Array& source, hsgd_kind kind, const char* what);
   hsgd_call& call() { return call_; }
   int rank() const { return topology_.rank; }
@@ -65,8 +70,8 @@ class Collective {
 
   const hsgd_call& call() const { return call_; }
   void give_arrays_back();
-  // What an `out` of None stands for, when the collective has succeeded: the bytes of the result,
-  // or None, and the rows from each rank. None for those that are given all they need.
+  // Returns the result for an `out` of None after success: the bytes, or None, and the rows from
+  // each rank. Returns None for kinds with a given output.
   nb::object result();
 
  private:
@@ -74,7 +79,7 @@ class Collective {
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
-  // Without the GIL.
+  // Returns the place of the rows. Called without the GIL.
   void* place_rows(const uint64_t* rows, hsgd_error* err);
 
   const hsgd_topology topology_;
@@ -87,7 +92,7 @@ class Collective {
   hsgd_call call_{};
   Rows rows_;
   size_t row_bytes_ = 0;
-  std::unique_ptr<std::byte[], Free> memory_;  // of the result, until Python has it
+  std::unique_ptr<std::byte[], Free> memory_;  // of the result, until Python owns it
   nb::object bytes_;
 };
 
@@ -103,13 +108,13 @@ struct Submitted {
   hsgd_request* request = nullptr;
 };
 
-// What Python holds. Dropping it leaves the collective running and its arrays alone.
+// The request object of Python. Dropping it leaves the collective running, with its arrays.
 class Request {
  public:
   explicit Request(std::shared_ptr<Submitted> submitted) : submitted_(std::move(submitted)) {}
   bool done() const { return submitted_->done(); }
-  // False when it is not done within `timeout_s`, if that is not negative. Throws what the
-  // collective ended with.
+  // Returns false if it is not done within `timeout_s`, if that is not negative. Throws the error
+  // of the collective.
   bool wait(double timeout_s);
   Anything result() { return submitted_->collective.result(); }
 

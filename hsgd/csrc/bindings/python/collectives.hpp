@@ -1,7 +1,6 @@
-// The kinds of collectives as methods of Comm: their arguments, and what these must be.
+// The kinds of collectives as methods of Comm: their arguments and checks.
 //
-// The place of a new one: a function that fills a Collective in, and its line in
-// def_collectives().
+// A new kind needs a function that fills a Collective in, and a line in def_collectives().
 #ifndef HSGD_BINDINGS_PYTHON_COLLECTIVES_HPP_
 #define HSGD_BINDINGS_PYTHON_COLLECTIVES_HPP_
 
@@ -31,7 +30,7 @@ inline void describe_allreduce(Collective& it, const Array& source, const Array&
   call.op = static_cast<hsgd_op>(op);
 }
 
-// Into what `it` has taken as output, or into memory of its own.
+// Describes an allgather into the output of `it`, or into memory of its own.
 inline void describe_allgather(Collective& it, const Array& source, const Name& name) {
   it.call().count = source.rows();
   it.set_label(source, name, true);
@@ -40,7 +39,7 @@ inline void describe_allgather(Collective& it, const Array& source, const Name& 
 
 inline void allreduce(Collective& it, nb::handle in, nb::handle out, int op, const Name& name) {
   const Array& source = it.take_in(in, "allreduce");
-  const bool in_place = in.is(out) && source.is_writable();  // to ask once costs half
+  const bool in_place = in.is(out) && source.is_writable();  // one check costs half as much as two
   const Array& target = in_place ? source : it.take_out(out, "allreduce, out");
   if (!source.is_like(target)) {
     throw nb::value_error(
@@ -93,7 +92,7 @@ inline void allgather(Collective& it, nb::handle in, nb::handle out, const Name&
   describe_allgather(it, source, name);
 }
 
-// As many rows to each rank as to any other.
+// Describes an alltoall with the same number of rows for each rank.
 inline void alltoall(Collective& it, nb::handle in, nb::handle out, const Name& name) {
   const Array& source = it.take_in(in, "alltoall");
   const Array& target = it.take_out(out, "alltoall, out");
@@ -125,7 +124,7 @@ inline void alltoall_rows(Collective& it, nb::handle in, const Rows& counts, nb:
 
 // --- their methods ---
 
-// What is returned by a kind that gives memory of its own: see Collective::result().
+// The result of a kind that allocates its output: see Collective::result().
 using Gathered = nb::typed<nb::tuple, Anything, Rows>;
 
 template <class Result, class Comm, class... Arguments>
@@ -143,8 +142,8 @@ auto starting(void (*fill)(Collective&, Arguments...)) {
   };
 }
 
-// NAME, which blocks, and NAME_async, which gives a Request. Comm has run() and start(), which take
-// what fills a Collective in.
+// Defines NAME, which blocks, and NAME_async, which returns a Request. Comm::run() and
+// Comm::start() take the function that fills a Collective in.
 template <class Comm>
 void def_collectives(nb::class_<Comm>& comm) {
   const auto def_async = [&](const char* name, auto fill, const auto&... arguments) {

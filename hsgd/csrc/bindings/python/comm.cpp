@@ -1,5 +1,7 @@
-// The binding of communicators and their requests. Owns the arrays of collectives that are under
-// way, and the MPI part, which is loaded when it is asked for; no logic.
+// The Python binding of communicators and their requests.
+//
+// Owns the arrays of collectives in progress, and the MPI part, which is loaded on demand; no
+// logic.
 #include <dlfcn.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -57,7 +59,7 @@ class MpiLibrary {
     return comm;
   }
 
-  // Without the lock.
+  // Creates the network over MPI. Called without the GIL.
   std::unique_ptr<Rma> rma(uintptr_t address, hsgd_comm& comm, void* base, size_t bytes) const {
     std::unique_ptr<Rma> rma;
     rma_(reinterpret_cast<const void*>(address), comm, base, bytes, rma);
@@ -83,7 +85,7 @@ void check_same_size(const std::vector<int>& node_of_rank, const std::vector<int
   throw nb::value_error("nic_of_rank: give one number per rank");
 }
 
-// The world ranks of each lane, by node.
+// Returns the world ranks of each lane, by node.
 std::vector<std::vector<int>> leaders(const std::vector<int>& node_of_rank,
                                       const std::vector<int>& nic_of_rank) {
   check_same_size(node_of_rank, nic_of_rank);
@@ -102,7 +104,7 @@ std::vector<std::vector<int>> leaders(const std::vector<int>& node_of_rank,
   return lanes;
 }
 
-// What a rank needs that carries data between nodes over TCP.
+// The state of a rank that carries data between nodes over TCP.
 class Leader {
  public:
   Leader(const std::string& interfaces, int nodes) {
@@ -119,7 +121,7 @@ class Leader {
     return nb::bytes(bytes.data(), bytes.size());
   }
 
-  // `addresses`: of the leaders, by node, one behind the other.
+  // Connects. `addresses`: addresses of the leaders, by node, one after the other.
   void connect(const nb::bytes& addresses, const std::vector<int>& ranks, int node,
                const hsgd_options& options) const {
     if (addresses.size() != ranks.size() * hsgd_leader_address_bytes()) {
@@ -161,7 +163,8 @@ class Comm {
     return Comm(comm);
   }
 
-  // `leader`: on those that lead between nodes, which then is of no further use.
+  // Creates a communicator over TCP. `leader`: set on ranks that lead between nodes; not usable
+  // afterwards.
   static Comm over_tcp(const std::string& path, const std::vector<int>& node_of_rank,
                        const std::vector<int>& nic_of_rank, int rank, Leader* leader,
                        const hsgd_options& options) {
@@ -186,7 +189,7 @@ class Comm {
     return collective.result();
   }
 
-  // The same where `fill` says that it has described one; false: it has not, and nothing was done.
+  // Does the same if `fill` returns true; otherwise returns false, having done nothing.
   template <class Fill>
   bool run_if(Fill&& fill) {
     Collective collective(topology_);
@@ -204,8 +207,8 @@ class Comm {
     return Request(submitted);
   }
 
-  // The same where `fill` says that it has described one, and the core takes it: between nodes it
-  // takes none where MPI allows calls of one thread at a time.
+  // Does the same if `fill` returns true and the core accepts the collective: between nodes it
+  // accepts none if MPI allows calls of only one thread at a time.
   template <class Fill>
   std::optional<Request> start_if(Fill&& fill) {
     const auto submitted = std::make_shared<Submitted>(topology_);
@@ -214,7 +217,8 @@ class Comm {
     return Request(submitted);
   }
 
-  // The bytes of a shared buffer, which lives as long as the array and all that is made of it.
+  // Returns the bytes of a shared buffer, which lives as long as the array and everything made of
+  // it.
   Anything allocate(int dtype, const std::vector<int64_t>& shape, bool once_per_node,
                     const Name& name) {
     uint64_t count = 1;
@@ -245,11 +249,11 @@ class Comm {
     return Comm(part);
   }
 
-  // `mpi`: the library and the MPI communicator's address, where ranks of other nodes are reached
-  // over MPI; nullptr: they are not.
+  // Opens a window. `mpi`, `address`: the library and the MPI communicator's address, if other
+  // nodes are reached over MPI; else nullptr.
   NotifiedWindow window(const WindowOptions& options, const MpiLibrary* mpi, uintptr_t address) {
     check_open();
-    const std::shared_ptr<hsgd_comm> comm = comm_;  // another thread may close this
+    const std::shared_ptr<hsgd_comm> comm = comm_;  // a copy, because another thread may close this
     hsgd::NotifiedWindow::MakeRma over_mpi;
     if (mpi != nullptr) {
       over_mpi = [&](void* base, size_t bytes) { return mpi->rma(address, *comm, base, bytes); };
@@ -257,7 +261,7 @@ class Comm {
     return NotifiedWindow(comm, without_gil([&] { return new_window(*comm, options, over_mpi); }));
   }
 
-  // The old one stays as it is: closing it is the caller's.
+  // Returns the shrunk communicator. The caller must close the old one.
   Comm shrink(double timeout_s) {
     hsgd_comm* shrunk = nullptr;
     call([&](hsgd_comm* comm, hsgd_error* error) {
@@ -266,7 +270,7 @@ class Comm {
     return Comm(shrunk);
   }
 
-  // A collective of another thread keeps the communicator until it ends.
+  // Closes the communicator. A collective of another thread keeps it until it ends.
   void close() {
     release();
     if (PyErr_Occurred() != nullptr) throw nb::python_error();  // Ctrl-C ended the wait
@@ -297,7 +301,7 @@ class Comm {
   using Span = std::tuple<int64_t, int64_t, int64_t>;  // begin, end and busy time, in ns
   using Record = std::tuple<nb::str, uint64_t, std::vector<Span>>;
 
-  // Of each: name, bytes, and the spans of the call and of each level.
+  // Returns for each record: name, bytes, and the spans of the call and of each level.
   std::vector<Record> take_records() const {
     check_open();
     constexpr uint64_t kAtOnce = 32;
@@ -318,7 +322,7 @@ class Comm {
   }
 
   bool closed() const { return comm_ == nullptr; }
-  // Whether close() would wait for requests.
+  // Returns true if close() would wait for requests.
   bool has_open() {
     forget_done();
     return !open_.empty();
@@ -332,7 +336,7 @@ class Comm {
     return nodes;
   }
 
-  // Of the std::shared_ptr that operators of torch take a copy of: see
+  // Returns the address of the std::shared_ptr that torch's operators copy: see
   // bindings/torch_operators/registry.hpp.
   uintptr_t shared_address() const {
     check_open();
@@ -344,7 +348,7 @@ class Comm {
     hsgd_comm_tell_hosts(comm_.get(), hosts.c_str());
   }
 
-  // In a forked child too, where nothing else may be called.
+  // Returns the descriptor. The only function that a forked child may call.
   int descriptor() const { return comm_ == nullptr ? -1 : hsgd_comm_descriptor(comm_.get()); }
 
   hsgd_counters counters() const {
@@ -389,7 +393,8 @@ class Comm {
     forget_done();
   }
 
-  // Finishes what is open, whoever else has a share: the arrays go afterwards.
+  // Finishes all open requests, even if others share the communicator; then the arrays are
+  // released.
   void release() {
     std::shared_ptr<hsgd_comm> comm = std::move(comm_);
     const std::shared_ptr<Submitted> last = open_.empty() ? nullptr : open_.back();
@@ -398,7 +403,8 @@ class Comm {
     comm.reset();
   }
 
-  // Giving arrays back may run any Python code, this communicator's methods included.
+  // Releases the arrays of finished requests. That may run any Python code, including methods of
+  // this communicator.
   void forget_done() {
     while (!open_.empty() && open_.front()->done()) {
       const std::shared_ptr<Submitted> done = std::move(open_.front());

@@ -1,4 +1,4 @@
-// The binding of lossy compression. Owns four functions of the module; no logic.
+// The Python binding of lossy compression: four functions, no logic.
 #include "core/kernels/compression.hpp"
 
 #include "bindings/python/bindings.hpp"

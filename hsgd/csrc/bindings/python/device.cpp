@@ -1,4 +1,5 @@
-// The binding of collectives on device memory: addresses that Python has checked. No logic.
+// The Python binding of collectives on device memory, given by addresses that Python has checked.
+// No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -19,7 +20,7 @@
 namespace hsgd::python {
 namespace {
 
-// Memory of a device, contiguous, which the caller keeps.
+// Contiguous memory of a device, which the caller keeps.
 struct DeviceMemory {
   uintptr_t address;
   hsgd_dtype dtype;
@@ -50,7 +51,8 @@ DeviceCall call_of(hsgd_kind kind, const DeviceMemory& source, const DeviceMemor
 
 class DeviceComm {
  public:
-  // Addresses of the communicators' std::shared_ptr, see Comm.shared_address(), or 0.
+  // `comm`, `between`: addresses of the communicators' std::shared_ptr, see Comm.shared_address(),
+  // or 0.
   DeviceComm(uintptr_t comm, uintptr_t between, const DeviceOptions& options)
       : comm_(without_gil([&] {
           return std::make_shared<hsgd::DeviceComm>(shared(comm), shared(between), options);
@@ -89,7 +91,8 @@ class DeviceComm {
     return start(call, streams);
   }
 
-  // `longest`: of all blocks of all ranks, elements. `is_even`: blocks are equal on all ranks.
+  // `longest`: elements of the longest block of all ranks. `is_even`: blocks are equal on all
+  // ranks.
   Work alltoall(const DeviceMemory& source, const DeviceMemory& target, Counts send_counts,
                 Counts receive_counts, uint64_t longest, bool is_even, const Streams& streams,
                 const Label& name) {
@@ -101,7 +104,7 @@ class DeviceComm {
     return start(call, streams);
   }
 
-  // Also while another thread is in close().
+  // May be called while another thread is in close().
   void abort() const {
     std::shared_ptr<hsgd::DeviceComm> comm = known_.lock();
     if (comm == nullptr) return;
@@ -116,8 +119,8 @@ class DeviceComm {
     raise_on_error(guarded(&error, [&] { comm_->check(); }), error);
   }
 
-  // A call of another thread keeps it until that has returned. False where the device hangs, and
-  // may use the arrays for ever.
+  // Closes the communicator; a call of another thread keeps it until that call has returned.
+  // Returns false if the device hangs: then it may use the arrays forever.
   bool close() {
     std::shared_ptr<hsgd::DeviceComm> comm = std::move(comm_);
     if (comm == nullptr) return true;
@@ -143,7 +146,7 @@ class DeviceComm {
     std::vector<CudaStream> handles;
     for (const uintptr_t each : streams) handles.push_back(reinterpret_cast<CudaStream>(each));
     return without_gil([&] {
-      // Perhaps the last one: another thread may have closed it.
+      // This may be the last reference: another thread may have closed it.
       const std::shared_ptr<hsgd::DeviceComm> held = std::move(comm);
       return held->start(call, handles);
     });

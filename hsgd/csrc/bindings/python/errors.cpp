@@ -1,4 +1,4 @@
-// Exceptions of hsgd.errors, by status, and which threads raise none at the program's end.
+// Raises the exceptions of hsgd.errors by status, and holds threads back at the program's end.
 #include "bindings/python/errors.hpp"
 
 #include <atomic>
@@ -12,13 +12,13 @@ namespace hsgd::python {
 
 namespace {
 
-// Of the thread that ends the program; 0: it goes on. Other threads read it when they have failed,
-// and what makes them fail is done after it was set; it orders nothing else.
+// The thread that ends the program; 0: none. Other threads read it after they have failed, and they
+// fail only because of actions after the store; it orders nothing else.
 std::atomic<unsigned long> ending_thread{0};
 
-// What ends with the program fails in threads that nobody joins. Python aborts the process where
-// the interpreter ends while such a thread writes its error to stderr, so these stay here until the
-// process has ended, or for as long as something that joins them after all may be delayed.
+// Holds a failed thread back at the program's end. Threads that no thread joins may fail then, and
+// Python aborts the process if the interpreter ends while such a thread writes its error to stderr.
+// They stay here until the process has ended, or for a time that a later join can tolerate.
 void hold_back() {
   constexpr std::chrono::seconds kHeld(2);
   const unsigned long ending = ending_thread.load();
@@ -48,7 +48,7 @@ nb::object name_of(const hsgd_side& side) {
   return side.named != 0 ? decoded(side.name) : nb::object(nb::none());
 }
 
-// Observers see an error before it is raised. It stays what it is.
+// Shows an error to the observers before it is raised; it does not change.
 void show_to_observers(int status, const nb::object& exception) {
   if (status != HSGD_ERR_PEER_LOST && status != HSGD_ERR_TIMEOUT) return;
   if (PyErr_Occurred() != nullptr) return;
@@ -93,7 +93,7 @@ void raise_closed(const char* what) {
   hsgd_error error{};
   report(&error, HSGD_ERR_CLOSED, -1, (std::string("this ") + what + " is closed").c_str());
   raise_on_error(HSGD_ERR_CLOSED, error);
-  std::abort();  // it has thrown
+  std::abort();  // not reached: it has thrown
 }
 
 void end_program() { ending_thread.store(PyThread_get_thread_ident()); }

@@ -1,7 +1,7 @@
-// Errors of the core as Python's exceptions: the one place where they are translated.
+// Translates errors of the core to Python's exceptions; the only place that does so.
 //
-// Owns how the core is called: without the lock, and with what it throws turned into what Python
-// raises.
+// Calls of the core go through here: they run without the GIL, and their errors are raised in
+// Python.
 #ifndef HSGD_BINDINGS_PYTHON_ERRORS_HPP_
 #define HSGD_BINDINGS_PYTHON_ERRORS_HPP_
 
@@ -19,25 +19,25 @@ namespace hsgd::python {
 
 namespace nb = nanobind;
 
-// Throws the exception that stands for a status of the core; nothing for HSGD_OK.
+// Throws the exception for a status of the core; does nothing for HSGD_OK.
 void raise_on_error(int status, const hsgd_error& error);
-// The same for "this WHAT is closed".
+// Throws the exception for "this WHAT is closed".
 [[noreturn]] void raise_closed(const char* what);
 
-// For the thread that ends the program: errors of other threads reach nobody from now on.
+// Called by the thread that ends the program: errors of other threads are no longer reported.
 void end_program();
 
-// Runs Python's signal handlers, which act in the main thread only. What they raise stays set in
+// Runs Python's signal handlers, which act in the main thread only. Their exception stays set in
 // this thread until raise_on_error() passes it on.
 int python_interrupted();
 
-// Text of the core, which may be cut within a character.
+// Decodes text of the core, which may be cut within a character.
 nb::object decoded(const char* text);
 
-// What `body` returns, run without the lock.
+// Runs `body` without the GIL and returns its result.
 template <class Body>
 auto without_gil(Body&& body) {
-  hsgd_error error;  // some hundred bytes, which are written when there is one
+  hsgd_error error;  // some hundred bytes, written only for an error
   int status = HSGD_OK;
   if constexpr (std::is_void_v<decltype(body())>) {
     {
@@ -56,7 +56,7 @@ auto without_gil(Body&& body) {
   }
 }
 
-// The same for a function of the C interface, which takes where the error goes.
+// Does the same for a function of the C interface with an error argument.
 template <class Call>
 void call_core(Call&& call) {
   hsgd_error error;

@@ -1,8 +1,8 @@
-// Python's global interpreter lock around calls that wait.
+// ReleasedGil: releases Python's global interpreter lock around calls that wait.
 //
-// Owns one rule: a thread that wants the lock while the interpreter ends stays where it is, as it
-// does from Python 3.14 on. Earlier ones end the thread with pthread_exit(), whose unwinding meets
-// C++ frames that let nothing through, and the process aborts.
+// A thread that wants the GIL while the interpreter ends stops forever, as it does from Python 3.14
+// on. Earlier versions end the thread with pthread_exit(); its unwinding reaches noexcept C++
+// frames, and the process aborts.
 #ifndef HSGD_BINDINGS_PYTHON_GIL_HPP_
 #define HSGD_BINDINGS_PYTHON_GIL_HPP_
 
@@ -12,21 +12,21 @@
 
 namespace hsgd::python {
 
-// Calls `take`; never returns when the interpreter ends meanwhile.
+// Calls `take`; never returns if the interpreter ends meanwhile.
 template <class Take>
 void take_gil(Take&& take) {
 #ifdef __GLIBCXX__
   try {
     take();
   } catch (abi::__forced_unwind&) {
-    for (;;) ::pause();  // until the process ends, in a moment
+    for (;;) ::pause();  // until the process ends, soon
   }
 #else
   take();
 #endif
 }
 
-// Without the lock while it lives.
+// Releases the GIL while it exists.
 class ReleasedGil {
  public:
   ReleasedGil() : state_(PyEval_SaveThread()) {}

@@ -1,4 +1,4 @@
-// What torch.distributed's options say, and the simple calls.
+// Reads torch.distributed's options and fills in the simple calls.
 #include "bindings/python/group_calls.hpp"
 
 #include <datetime.h>
@@ -21,14 +21,14 @@ const OptionNames& names() {
   return interned;
 }
 
-// An invalid object where there is no such attribute.
+// Returns the attribute; an invalid object if it does not exist.
 nb::object get(nb::handle object, PyObject* name) {
   nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), name));
   if (!value.is_valid()) PyErr_Clear();
   return value;
 }
 
-// Whether a pass of autograd runs in this thread.
+// Returns true if a pass of autograd runs in this thread.
 bool is_in_backward() {
   static PyObject* const current = [] {
     nb::object function = nb::module_::import_("torch").attr("_C").attr("_current_graph_task_id");
@@ -37,7 +37,7 @@ bool is_in_backward() {
   return nb::cast<int>(nb::handle(current)()) >= 0;
 }
 
-// The one tensor of a list.
+// Returns the only tensor of a list.
 nb::handle only_of(nb::handle tensors) {
   if (PyList_CheckExact(tensors.ptr()) == 0 || PyList_GET_SIZE(tensors.ptr()) != 1) return {};
   return PyList_GET_ITEM(tensors.ptr(), 0);
@@ -48,7 +48,7 @@ bool is_floating(hsgd_dtype dtype) {
          dtype == HSGD_BFLOAT16;
 }
 
-// HSGD_OP_COUNT where the core does not reduce such a tensor so.
+// Returns the op; HSGD_OP_COUNT if the core cannot reduce such a tensor with it.
 hsgd_op op_of(nb::handle options, nb::handle tensor, const Array& array) {
   const nb::object kind = get(options, names().reduce_op);
   if (!kind.is_valid()) return HSGD_OP_COUNT;
@@ -56,7 +56,7 @@ hsgd_op op_of(nb::handle options, nb::handle tensor, const Array& array) {
   return op == HSGD_MEAN && !is_floating(array.dtype()) ? HSGD_OP_COUNT : op;
 }
 
-// Whether `whole` has a share like that of each of `ranks`.
+// Returns true if `whole` has a part like `share` for each of `ranks`.
 bool are_shares(const Array& share, const Array& whole, int ranks) {
   return share.dtype() == whole.dtype() &&
          whole.count() == share.count() * static_cast<uint64_t>(ranks);
@@ -64,7 +64,8 @@ bool are_shares(const Array& share, const Array& whole, int ranks) {
 
 }  // namespace
 
-// torch's mark of no timeout is below 0. Versions without asyncOp want a Work of every call.
+// Returns the request in `options`. torch marks no timeout by a negative value. Versions without
+// asyncOp want a Work of every call.
 Asked asked_by(nb::handle options) {
   const nb::object async_op = get(options, names().async_op);
   if (!async_op.is(Py_False) && !async_op.is(Py_True)) return Asked::kOther;

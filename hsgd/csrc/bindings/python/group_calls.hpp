@@ -1,9 +1,9 @@
-// Calls of a process group of torch.distributed that are no more than a call of the core: one plain
-// tensor, an op that the core has, no timeout of their own.
+// Calls of a torch.distributed process group that map to one call of the core: one plain tensor, an
+// op of the core, no own timeout.
 //
-// Owns what counts as such. Each function is false, and has done nothing, where a call is anything
-// else: hsgd/c10d/collectives.py has the rest. Both describe a call to the core in the same way, as
-// one rank may come here and another there.
+// Each function returns false, having done nothing, for any other call, which
+// hsgd/c10d/collectives.py handles. Both describe a call to the core in the same way, because ranks
+// may take different ways.
 #ifndef HSGD_BINDINGS_PYTHON_GROUP_CALLS_HPP_
 #define HSGD_BINDINGS_PYTHON_GROUP_CALLS_HPP_
 
@@ -19,25 +19,25 @@
 
 namespace hsgd::python {
 
-// What `options` of torch ask for. kOther: something that the core does not do as it is.
+// The request in torch's `options`. kOther: the core cannot do it directly.
 enum class Asked { kOther, kBlocking, kAsync };
 Asked asked_by(nb::handle options);
 
-// Those of this many bytes may be buckets of DDP, which moves them (hsgd/c10d/ddp_buckets.py).
+// Tensors of this size may be buckets of DDP, which moves them (hsgd/c10d/ddp_buckets.py).
 constexpr uint64_t kLeastBucketBytes = 1 << 20;
-// Whether a collective may go to the core's queue: no pass of autograd asks for it, whose errors
-// others raise, and it is no bucket.
+// Returns true if a collective may be queued in the core: it is no bucket, and no pass of autograd
+// calls it, whose errors are raised elsewhere.
 bool may_be_queued(const Collective& it);
 
-// tensors: a list; options: torch's, with what a kind needs: reduceOp, rootRank.
+// tensors: a list; options: torch's, with the fields of the kind: reduceOp, rootRank.
 bool fill_group_allreduce(Collective& it, nb::handle tensors, nb::handle options);
 bool fill_group_reduce_scatter(Collective& it, nb::handle output, nb::handle source,
                                nb::handle options);
 bool fill_group_broadcast(Collective& it, nb::handle tensors, nb::handle options);
 bool fill_group_allgather(Collective& it, nb::handle output, nb::handle source, nb::handle options);
 
-// Comm has run_if() and start_if(), which take what fills a Collective in. Gives None where the
-// call is done, a Request where it is under way, False where it is anything else.
+// Calls Comm::run_if() or Comm::start_if() with the function that fills a Collective in. Returns
+// None if the call is done, a Request if it is in progress, False for any other call.
 template <class Comm, class... Arguments>
 auto group_call(bool (*fill)(Collective&, Arguments...)) {
   return

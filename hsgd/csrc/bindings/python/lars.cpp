@@ -1,4 +1,4 @@
-// The binding of steps of LARS. Owns one structure and one function of the module; no logic.
+// The Python binding of steps of LARS: one structure and one function, no logic.
 #include "core/kernels/lars.hpp"
 
 #include <nanobind/stl/tuple.h>
@@ -13,11 +13,11 @@
 namespace hsgd::python {
 namespace {
 
-// What a step leaves of a tensor's weights for the next one: their square, 0 where it is not kept,
-// and what a few of them add up to.
+// The data that a step keeps of a tensor's weights for the next one: their square, 0 if not kept,
+// and a checksum of a few of them.
 using Kept = std::tuple<double, uint64_t>;
-// Addresses of weight, gradient and buffer (0: none), the number of elements, and what the last
-// step left. The caller has checked dtypes and strides, and keeps the memory until the step is
+// Addresses of weight, gradient and buffer (0: none), the number of elements, and the data kept by
+// the last step. The caller has checked dtypes and strides, and keeps the memory until the step is
 // done.
 using Row = std::tuple<uintptr_t, uintptr_t, uintptr_t, uint64_t, double, uint64_t>;
 

@@ -1,5 +1,5 @@
-// The Python module: its structures and functions. Each class that it binds checks dtype,
-// contiguity and shape, releases the GIL and calls the core once; no logic.
+// The Python module: its structures and functions. Each bound class checks dtype, contiguity and
+// shape, releases the GIL and calls the core once; no logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -22,7 +22,7 @@ namespace nb = nanobind;
 namespace hsgd::python {
 namespace {
 
-// Shared by all communicators of this process; a forked child has its own.
+// Returns the state shared by all communicators of this process; a forked child has its own.
 hsgd_process* this_process() {
   static int owner = 0;
   static hsgd_process* process = nullptr;
@@ -87,7 +87,7 @@ void bind_structures(nb::module_& module) {
 }  // namespace hsgd::python
 
 NB_MODULE(_native, module) {
-  // What the frames of a failed program still hold at its end is no concern of its user.
+  // References in the frames of a failed program at its end are no concern of its user.
   nb::set_leak_warnings(false);
   hsgd::python::bind_structures(module);
   hsgd::python::bind_comm(module);

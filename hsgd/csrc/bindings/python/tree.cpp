@@ -1,4 +1,4 @@
-// Layers from tuples, and the update as a call of Python.
+// Tree: makes layers from tuples, and calls the update in Python.
 #include "bindings/python/tree.hpp"
 
 #include <nanobind/stl/tuple.h>
@@ -49,7 +49,7 @@ Tree::Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd::NotifiedWindow
     : comm_(std::move(comm)), window_(std::move(window)) {
   hsgd_error error;
   raise_on_error(guarded(&error,
-                         [&] {  // local and short: with the lock
+                         [&] {  // local and short, so it keeps the GIL
                            tree_ = std::make_unique<hsgd::Tree>(*window_, std::move(settings));
                          }),
                  error);
@@ -84,7 +84,7 @@ void Tree::set_tensors(uint32_t layer, const std::vector<Tensor>& tensors) {
   without_gil([&] { tree_->elements().set_tensors(layer, std::move(list)); });
 }
 
-// Without the GIL: waits for an update that is under way.
+// Forgets the tensors. Called without the GIL: waits for a running update.
 void Tree::forget_tensors() {
   without_gil([&] { tree_->elements().forget(); });
 }

@@ -1,4 +1,4 @@
-// The binding of the drift of weights. Owns one class of the module; no logic.
+// The Python binding of the drift of weights: one class, no logic.
 #include "core/kernels/weight_drift.hpp"
 
 #include <nanobind/stl/tuple.h>

@@ -1,4 +1,4 @@
-// Calls without the lock, and the arrays of writes that are under way.
+// NotifiedWindow: calls the core without the GIL, and keeps the arrays of writes in progress.
 #include "bindings/python/window.hpp"
 
 #include <nanobind/ndarray.h>
@@ -11,7 +11,8 @@
 
 namespace hsgd::python {
 
-// A thread that waits in it when it is closed needs both until it returns.
+// Keeps both objects: a thread that waits in the window when it is closed needs them until it
+// returns.
 NotifiedWindow::NotifiedWindow(const std::shared_ptr<hsgd_comm>& comm,
                                std::unique_ptr<hsgd::NotifiedWindow> window)
     : comm_(comm), window_(window.release(), [comm](hsgd::NotifiedWindow* held) {
@@ -21,12 +22,13 @@ NotifiedWindow::NotifiedWindow(const std::shared_ptr<hsgd_comm>& comm,
 template <class Call>
 auto NotifiedWindow::call(Call&& call) {
   if (window_ == nullptr) raise_closed("NotifiedWindow");
-  // Another thread may close it meanwhile, and the communicator, which goes last.
+  // Another thread may close the window and the communicator meanwhile; the communicator is
+  // released last.
   std::shared_ptr<hsgd_comm> comm = comm_;
   std::shared_ptr<hsgd::NotifiedWindow> window = window_;
   const std::shared_ptr<Open> open = open_;
   return without_gil([&] {
-    struct Leave {  // without the lock, whatever happens
+    struct Leave {  // without the GIL, also after an exception
       std::shared_ptr<hsgd_comm> comm;
       std::shared_ptr<hsgd::NotifiedWindow> window;
     } const held{std::move(comm), std::move(window)};
@@ -79,11 +81,11 @@ void NotifiedWindow::give_arrays_back() {
     try {
       open_still = !done(ticket);
     } catch (const nb::python_error&) {
-      failed = true;  // whoever asks for this ticket is told
+      failed = true;  // the caller that asks for this ticket gets the error
     }
-    // Without the GIL another thread may have given it back.
+    // Another thread may have released it while this one was without the GIL.
     if (writes.empty() || writes.front().first != ticket) continue;
-    if (open_still) {  // one whose target stands still does not keep those behind it
+    if (open_still) {  // a write to a stalled target does not hold back those behind it
       writes.push_back(std::move(writes.front()));
       writes.pop_front();
       return;
@@ -125,7 +127,8 @@ void NotifiedWindow::bind(uint32_t slot, int source) {
   call([&](hsgd::NotifiedWindow& window) { window.bind(slot, source); });
 }
 
-// The bytes live as long as the array and all that is made of it; None: on another node.
+// Returns the bytes of a rank's segment, which live as long as the array and everything made of it;
+// None for other nodes.
 Anything NotifiedWindow::segment(int rank, uint64_t bytes) {
   using Memory = std::shared_ptr<SharedBuffer>;
   std::unique_ptr<Memory> memory;

@@ -1,4 +1,4 @@
-// The binding of the notified window. Owns the arrays of writes that are under way; no logic.
+// The Python binding of the notified window. Owns the arrays of writes in progress; no logic.
 #ifndef HSGD_BINDINGS_PYTHON_WINDOW_HPP_
 #define HSGD_BINDINGS_PYTHON_WINDOW_HPP_
 
@@ -19,7 +19,7 @@ namespace hsgd::python {
 
 class NotifiedWindow {
  public:
-  // Keeps the communicator that the window was made on.
+  // Keeps the communicator of the window.
   NotifiedWindow(const std::shared_ptr<hsgd_comm>& comm,
                  std::unique_ptr<hsgd::NotifiedWindow> window);
   NotifiedWindow(NotifiedWindow&&) = default;
@@ -43,7 +43,7 @@ class NotifiedWindow {
   bool closed() const { return window_ == nullptr; }
 
  private:
-  using Arrays = std::deque<Array>;  // which do not move
+  using Arrays = std::deque<Array>;  // a deque, whose elements do not move
 
   template <class Call>
   auto call(Call&& call);
@@ -51,11 +51,11 @@ class NotifiedWindow {
 
   std::shared_ptr<hsgd_comm> comm_;
   std::shared_ptr<hsgd::NotifiedWindow> window_;
-  // Arrays of writes that are under way: kept by each thread that is in the window, too, which
-  // may write them until it has left.
+  // Arrays of writes in progress. Each thread in the window also keeps them, because it may write
+  // them until it has left.
   struct Open {
     std::deque<std::pair<uint64_t, Arrays>> by_ticket;
-    std::deque<Arrays> failed;  // of writes that ended with an error: nobody knows what was sent
+    std::deque<Arrays> failed;  // of failed writes: it is unknown how much was sent
   };
   std::shared_ptr<Open> open_ = std::make_shared<Open>();
 };

@@ -1,7 +1,7 @@
 // torch.ops.hsgd on CPU tensors, over torch's stable ABI: one library for all torch from 2.10 on.
 //
-// Owns the translation of tensors into calls of the core. The schemas and the gradients are in
-// hsgd/operators. Everything here is called without the GIL.
+// Translates tensors into calls of the core. The schemas and the gradients are in hsgd/operators.
+// All functions run without the GIL.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -60,7 +60,7 @@ std::vector<int64_t> shape_of(const Tensor& tensor) {
 
 int64_t rows_of(const std::vector<int64_t>& shape) { return shape.empty() ? 1 : shape.front(); }
 
-// One collective, with what its description points to.
+// One collective, with the data that its description points to.
 struct Collective {
   Collective(const char* what, int64_t number, const Tensor& source)
       : what(what), comm(comm_of(number)), shape(shape_of(source)) {
@@ -95,14 +95,14 @@ void copy_back(const Tensor& dense, Tensor tensor) {
   if (dense.get() != tensor.get()) torch::stable::copy_(tensor, dense);
 }
 
-// Where a result goes: `out`, of the source's dtype and of `shape`.
+// Checks that `out` has the source's dtype and the given shape.
 void check_out(const char* what, const Tensor& out, const Tensor& source,
                const std::vector<int64_t>& shape) {
   if (out.scalar_type() == source.scalar_type() && shape_of(out) == shape) return;
   refuse(std::string(what) + ": out has another dtype or shape than the result");
 }
 
-// Both are dense.
+// Reduces `source` into `target`; both are dense.
 void reduce(const char* what, const Tensor& source, const Tensor& target, int64_t number,
             const std::string& op) {
   Collective it(what, number, source);
@@ -141,7 +141,7 @@ void broadcast_in_place(const Tensor& tensor, int64_t root, int64_t number) {
   copy_back(dense, tensor);
 }
 
-// Where the rows of all ranks go, and that they are as many on each.
+// The output for the rows of all ranks, the same number on each.
 struct Joined {
   const void* target;
   uint64_t rows;
@@ -179,7 +179,7 @@ void allgather_into(const Tensor& out, const Tensor& tensor, int64_t number) {
   for (size_t dim = 1; dim < it.shape.size(); ++dim) {
     it.call.row_elements *= static_cast<uint64_t>(it.shape[dim]);
   }
-  // The rows are what the ranks tell one another; the label has the rest.
+  // The ranks exchange the numbers of rows; the label holds the other extents.
   it.shape.front() = -1;
   it.label.shape = it.shape.data();
   it.label.ndim = static_cast<int32_t>(it.shape.size());

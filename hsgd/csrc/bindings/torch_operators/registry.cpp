@@ -1,4 +1,4 @@
-// The map and its lock.
+// Registry: the map of communicators and its lock.
 #include "bindings/torch_operators/registry.hpp"
 
 #include <exception>
@@ -47,7 +47,7 @@ int hsgd_operators_keep(int64_t number, const void* comm) {
 
 void hsgd_operators_forget(int64_t number) {
   auto& all = hsgd::operators::registry();
-  std::shared_ptr<hsgd_comm> last;  // goes after the lock
+  std::shared_ptr<hsgd_comm> last;  // destroyed after the lock is released
   const std::lock_guard<std::mutex> held(all.lock);
   const auto found = all.comms.find(number);
   if (found == all.comms.end()) return;
