@@ -235,8 +235,7 @@ struct Sum {
       const uint64_t bytes = sum_two<kCount>(from, pair, weights, count);
       uint8_t pixels[2 * kLanes];
       std::memcpy(pixels, &bytes, sizeof pixels);
-      std::memcpy(to + pair * kChannels, pixels,
-                  kLanes);  // the next pixel overwrites the fourth byte
+      std::memcpy(to + pair * kChannels, pixels, kLanes);  // the next overwrites the fourth
       std::memcpy(to + (pair + 1) * kChannels, pixels + kLanes, kLanes);
     }
   }

@@ -21,9 +21,8 @@ constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostRegisterPortable = 1;
 constexpr unsigned kHostRegisterDeviceMap = 2;
 constexpr unsigned kWaitValueAtLeast = 0;
-constexpr int kDeviceOrdinal = 9;  // the attribute of a pointer: its device
-constexpr unsigned kWriteValueDefault =
-    0;  // earlier writes of the stream are visible before the word
+constexpr int kDeviceOrdinal = 9;           // the attribute of a pointer: its device
+constexpr unsigned kWriteValueDefault = 0;  // earlier writes are visible before the word
 
 class Library {
  public:

@@ -73,8 +73,7 @@ HostPath::~HostPath() { static_cast<void>(finish()); }
 bool HostPath::finish() {
   if (thread_ == nullptr) return true;
   constexpr double kLookS = 0.02;
-  constexpr double kPatienceS =
-      30;  // after a failure: time for kernels that waited for others to end
+  constexpr double kPatienceS = 30;  // after a failure, for waiting kernels to end
   std::optional<Deadline> patience;
   bool hangs = false;
   while (!thread_->wait_until_idle(kLookS)) {

@@ -15,9 +15,9 @@ namespace hsgd {
 // The options of a window; the same on all ranks.
 struct WindowOptions {
   NotifiedWindow::Settings settings;
-  bool sockets;            // between nodes over TCP, not MPI
-  uint64_t slice_bytes;    // over TCP a write goes in slices of so many; the kernel is given up to
-                           // four ahead of what it has sent
+  bool sockets;          // between nodes over TCP, not MPI
+  uint64_t slice_bytes;  // over TCP: bytes of a slice of a write; the kernel gets up to four slices
+                         // ahead of the sent data
   std::string interfaces;  // over TCP; see find_addresses()
 };
 

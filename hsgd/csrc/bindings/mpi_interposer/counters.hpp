@@ -29,7 +29,8 @@ struct Counts {
 
 const char* name_of(Collective collective);
 void count_taken(Collective collective, uint64_t bytes);
-// Counts a call that was passed on to MPI, also if it fails; `bytes` is 0 if nobody computed them.
+// Counts a call that was passed on to MPI, also if it fails; `bytes` is 0 if they were not
+// computed.
 void count_passed(Collective collective, uint64_t bytes);
 Counts counts_of(Collective collective);
 Counts counts_of_all();

@@ -47,8 +47,8 @@ LocalGroup::Settings settings_for(const Place& place, const NodeMap& map,
   settings.wait.progress = options.progress;
   // A message over TCP can take this long, and it cannot wake a sleeping rank.
   if (leads) settings.wait.yield_ns = 200'000;
-  settings.wait.all_rings =
-      !leads && options.progress == nullptr;  // everything else comes from the node
+  // All other events come from the node.
+  settings.wait.all_rings = !leads && options.progress == nullptr;
   return settings;
 }
 

@@ -56,8 +56,8 @@ class Context final : private Watch {
   Context(const std::string& path, Listener* listener, Place place,
           std::unique_ptr<Transport> transport, const hsgd_options& options, Watch* watch);
   ~Context() override;
-  // Ends the set-up: resets what users count. The set-up counts as `collectives` collectives, the
-  // same number on all nodes.
+  // Ends the set-up: resets the counters of users. The set-up counts as `collectives` collectives,
+  // the same number on all nodes.
   void end_setup(uint64_t collectives);
 
   // --- participants and settings ---
@@ -175,8 +175,8 @@ class Context final : private Watch {
   StoreTuner stores_;
   StatusNote note_;
   std::unique_ptr<Links> links_;
-  std::unique_ptr<LocalGroup>
-      group_;  // destroyed first, so that the ranks of the node notice at once
+  // Destroyed before links_, so that the ranks of the node notice at once.
+  std::unique_ptr<LocalGroup> group_;
   Statistics statistics_;
   Recorder recorder_;
   Arena arena_;
@@ -190,8 +190,7 @@ class Context final : private Watch {
     int open_seen = 0;  // headers seen of ranks of this node
     bool headers_started = false;
     bool asks_other_nodes = false;  // has asked them which rank is late
-    bool node_agrees =
-        false;  // result of the last comparison; on false the ranks are compared again
+    bool node_agrees = false;       // once known; on false the ranks are compared again
   } call_;
   uint64_t first_sequence_ = 0;  // collectives of the set-up, not counted for users
   uint64_t base_ = 0;

@@ -67,7 +67,7 @@ class StoreTuner {
         usual_(first),
         learns_(options.nontemporal == 2 && one_node),
         streams_(options.nontemporal != 0 && one_node) {}
-  void start_with(Store first) {  // what the start-up measurement found
+  void start_with(Store first) {  // after the start-up measurement
     usual_ = first;
     choices_ = StoreChoices(first);
   }

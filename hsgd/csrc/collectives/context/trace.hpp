@@ -83,7 +83,7 @@ class Recorder {
   std::atomic<uint64_t> capacity_{0};
   bool recording_ = false;
   hsgd_record current_{};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::deque<hsgd_record> records_;
 };
 

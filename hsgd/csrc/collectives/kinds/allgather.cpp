@@ -44,8 +44,7 @@ class OnNode final : public ChunkPipeline {
 
   void gather(uint64_t step) override {
     for (int i = 0; i < local().size(); ++i) {
-      const int rank =
-          (local().rank() + i) % local().size();  // not all ranks read from the same one
+      const int rank = (local().rank() + i) % local().size();  // each starts at another rank
       const Range piece = table_.piece(rank, step);
       const std::byte* from = in_slot(rank, step);
       if (rank == local().rank()) {

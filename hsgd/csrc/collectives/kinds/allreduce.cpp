@@ -75,8 +75,7 @@ class AllreducePipeline final : public ChunkPipeline {
     const Range chunk = chunking_.chunk(step);
     if (stages_.leaders > 0) return copy_out(chunk, out_slot(0, step));
     for (int i = 1; i < local().size(); ++i) {
-      const int peer =
-          (local().rank() + i) % local().size();  // not all ranks read from the same one
+      const int peer = (local().rank() + i) % local().size();  // each starts at another rank
       const Range part = slice(chunk, peer);
       copy_out(part, reduced_slice(peer, step, chunk, part));
     }
@@ -191,7 +190,7 @@ class StagedSteps {
     LocalGroup& local = context_.local();
     const uint64_t at = context_.base() + step;
     context_.wait_until([&] { return local.peers_reached(&Progress::staged, at + 1); });
-    // Some microseconds of work, so that nobody waits long for the last part.
+    // Some microseconds of work, so that no rank waits long for the last part.
     constexpr size_t kReadBytes = 1 << 20;
     const size_t part_bytes = std::clamp<size_t>(
         kReadBytes / static_cast<size_t>(local.size()) / kLine * kLine, 4 << 10, 32 << 10);
@@ -264,7 +263,7 @@ void reduce_part(Context& context, const Operation& operation, const SharedArgum
 // agree.
 void reduce_in_place_claimed(Context& context, const Operation& operation,
                              const SharedArguments& arguments) {
-  // Some microseconds of work, so that nobody waits long for the last part.
+  // Some microseconds of work, so that no rank waits long for the last part.
   constexpr size_t kClaimBytes = 128 << 10;
   const uint64_t most = kClaimBytes / operation.reduction.element_bytes;
   const uint64_t parts = (operation.count + most - 1) / most;
@@ -280,7 +279,7 @@ void reduce_in_place_claimed(Context& context, const Operation& operation,
 // rank that has no core yet.
 void reduce_staged_claimed(Context& context, const Operation& operation) {
   StagedSteps steps(context, operation);
-  // As in ChunkPipeline::open().
+  // Stages first, as ChunkPipeline::open() does.
   const bool stages_first = !context.is_open();
   if (stages_first) {
     steps.stage(0);

@@ -70,8 +70,7 @@ class AlltoallPipeline final : public ChunkPipeline {
     for (uint64_t rank = turn.ranks.begin; rank < turn.ranks.end; ++rank) {
       set_offset(slot, static_cast<int>(rank - turn.ranks.begin), end);
       const int place = first + static_cast<int>(rank);
-      if (rank >= ranks || place == map_.place())
-        continue;  // a rank's own block is copied by gather()
+      if (rank >= ranks || place == map_.place()) continue;  // the own block: see gather()
       const Range piece = sent_[static_cast<size_t>(place)].piece(turn.piece);
       const size_t bytes = piece.count() * element_bytes_;
       context_.copy()(slot + end, in_ + piece.begin * element_bytes_, bytes, stages_.store);

@@ -106,7 +106,7 @@ bool ChunkPipeline::may_stage(uint64_t step) const {
          earlier_is_sent(step);
 }
 
-// An earlier collective may have left sums in the slot.
+// Checks for sums that an earlier collective left in the slot.
 bool ChunkPipeline::earlier_is_gathered(uint64_t step) const {
   const uint64_t base = context_.base();
   return local().peers_reached(&Progress::gathered, std::min(base, held_before(step)));
@@ -117,7 +117,7 @@ uint64_t ChunkPipeline::held_before(uint64_t step) const {
   return end > context_.slots() ? end - context_.slots() : 0;
 }
 
-// A rank that has copied a step may not have sent it yet.
+// Checks the leaders as well, because a rank that has copied a step may not have sent it yet.
 bool ChunkPipeline::earlier_is_sent(uint64_t step) const {
   const uint64_t held = std::min(context_.base(), held_before(step));
   for (const int leader : context_.place().leader_ranks) {

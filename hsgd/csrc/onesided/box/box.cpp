@@ -155,8 +155,8 @@ void Box::change(uint64_t offset, uint64_t count, const Deadline& deadline, Work
   };
   const uint64_t first_lock = first / BoxPlan::kChunksOfLock;
   const uint64_t locks = (end - 1) / BoxPlan::kChunksOfLock - first_lock + 1;
-  const uint64_t spread =
-      std::max<uint64_t>(1, locks * 5 / 8);  // consecutive holders start far apart
+  // Consecutive holders start far apart.
+  const uint64_t spread = std::max<uint64_t>(1, locks * 5 / 8);
   const uint64_t start = place_ * spread % locks;
   std::vector<uint64_t> busy;
   for (uint64_t i = 0; i < locks; ++i) {

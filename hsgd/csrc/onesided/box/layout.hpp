@@ -1,7 +1,7 @@
 // BoxPlan: the layout of the segment of a parameter box.
 //
-// The shared structs have no pointers and fixed widths, except for the lock, whose size depends on
-// the C library; attaching processes check it. Never touches memory.
+// The shared structs hold no pointers and only fields of fixed width, except for the lock, whose
+// size depends on the C library; attaching processes check it. Never touches memory.
 //
 //   BoxHeader | BoxLock x locks | BoxChunk x chunks | BoxJournal x journals | BoxCounter x counters
 //   | a chunk of values x journals | values
@@ -71,9 +71,8 @@ struct BoxChunk {
 // Room for the next version of one chunk at a time; each process that changes values claims one.
 struct alignas(kLine) BoxJournal {
   static constexpr uint64_t kNone = UINT64_MAX;
-  pthread_mutex_t lock;  // robust
-  std::atomic<uint64_t>
-      chunk;  // the chunk whose version it may hold, or kNone; written under the lock
+  pthread_mutex_t lock;         // robust
+  std::atomic<uint64_t> chunk;  // chunk of its version, or kNone; written under the lock
   std::atomic<int32_t> holder;  // pid, for errors only
 };
 

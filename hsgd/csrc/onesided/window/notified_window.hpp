@@ -45,8 +45,8 @@ class HSGD_API NotifiedWindow final {
     uint32_t queue;    // operations between nodes that may be in progress
     double timeout_s;  // time after which an undelivered put is an error
     bool remote_only;  // use the network inside the node, too: for measurements and tests
-    bool forgiving;    // what a target does not take stays under way, or goes with the target where
-                       // its death is known, and breaks nothing
+    bool forgiving;  // an undelivered write stays in progress and is no error; if the death of its
+                     // target is known, it is dropped
   };
   // `make`: returns the network's view of this rank's whole segment; collective over all ranks;
   // empty if all ranks share a node.
