@@ -18,7 +18,7 @@ struct Place {
   int local_rank = 0, local_size = 1;
   int node_rank = 0, node_count = 1;
   int leaders = 0;                // 0 on one node
-  int lane = -1;                  // which of its node's leaders this rank is; -1: none
+  int lane = -1;                  // index of this rank among the leaders of its node; -1: none
   std::vector<int> leader_ranks;  // local ranks of this node's leaders, by lane
   std::vector<int> node_of_rank;  // by world rank; empty on one node
   std::string one_thread;  // the reason why only one thread may use the transport; empty: any may

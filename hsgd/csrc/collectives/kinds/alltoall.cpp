@@ -114,7 +114,7 @@ class AlltoallPipeline final : public ChunkPipeline {
     const int index = static_cast<int>(own - turn.ranks.begin);
     const int ranks = map_.ranks_on(turn.from);
     for (int i = 0; i < ranks; ++i) {
-      const int rank = (local().rank() + i) % ranks;  // not all ranks read from the same one
+      const int rank = (local().rank() + i) % ranks;  // each starts at another rank
       const int place = map_.first(turn.from) + rank;
       const Range piece = received_[static_cast<size_t>(place)].piece(turn.piece);
       const size_t bytes = piece.count() * element_bytes_;
@@ -142,7 +142,7 @@ class AlltoallPipeline final : public ChunkPipeline {
   std::vector<Block> sent_;      // by place
   std::vector<Block> received_;  // by place
   const AlltoallLayout& layout_;
-  const uint64_t pieces_;       // that each block is cut into
+  const uint64_t pieces_;       // pieces of each block
   const size_t element_bytes_;  // of an element
 };
 

@@ -26,7 +26,7 @@ std::string name_of_rows(const hsgd_label* label) {
 Rows in_elements(const uint64_t* rows, size_t ranks, uint64_t row_elements) {
   Rows counts(rows, rows + ranks);
   for (uint64_t& count : counts) {
-    if (__builtin_mul_overflow(count, row_elements, &count)) count = UINT64_MAX;  // is refused
+    if (__builtin_mul_overflow(count, row_elements, &count)) count = UINT64_MAX;  // refused later
   }
   return counts;
 }
