@@ -33,8 +33,8 @@ class MessageQueue {
   void add(Transport::Ticket ticket, const void* data, size_t bytes);
   // Returns the message with the next piece to send; nullptr: there is none.
   Message* next();
-  // Drops messages whose bytes the kernel has taken. They may finish in another order than next()
-  // gave.
+  // Drops the first messages if the kernel has taken all of their bytes. Messages may finish in
+  // another order.
   void drop_sent();
   bool empty() const { return messages_.empty(); }
 

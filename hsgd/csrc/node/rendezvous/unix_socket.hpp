@@ -38,8 +38,8 @@ bool try_connect(const Fd& socket, const Address& address, int64_t limit_ms);
 struct Peer {
   uint32_t user = 0;
   int32_t pid = 0;  // 0: outside this PID namespace
-  // This process's own user, or root. Nobody else has any business with this process; to anybody
-  // else nothing is sent, and nothing said by anybody else is read.
+  // Returns true for this process's own user and root. Nothing is sent to other users, and nothing
+  // that they send is read.
   bool is_trusted() const;
 };
 Peer peer_of(const Fd& socket);
