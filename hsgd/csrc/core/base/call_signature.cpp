@@ -32,7 +32,7 @@ const Words& words_of(hsgd_kind kind) {
       {"reduce_scatter", true},
       {"allgather"},
       {"alltoall"},
-      {"allgather"},  // of rows, and the next: ranks compare the collectives that they are made of
+      {"allgather"},  // of rows, and the next: ranks compare the collectives inside them
       {"alltoall"},
       {"empty"},
   };

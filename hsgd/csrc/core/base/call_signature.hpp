@@ -47,7 +47,7 @@ struct Label {
   static constexpr int kMostCounts = 8;
   int16_t ndim;  // -1: no shape was given
   int16_t name_given;
-  int32_t ranks;                  // that `counts` were given for; 0: none
+  int32_t ranks;                  // number of ranks that have `counts`; 0: none
   int64_t shape[kMaxDimensions];  // an extent below 0 may differ between ranks
   char name[64];
   uint64_t counts[kMostCounts];

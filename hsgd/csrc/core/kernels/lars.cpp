@@ -19,9 +19,8 @@ namespace hsgd {
 namespace {
 
 constexpr uint64_t kAlone = 256 * 1024;  // elements: fewer are not worth a second thread
-constexpr uint64_t kSampled =
-    4;  // positions of a piece that are compared to see if it was written,
-constexpr uint64_t kSample = 16;  // and elements at each position
+constexpr uint64_t kSampled = 4;         // positions of a piece that show if it was written,
+constexpr uint64_t kSample = 16;         // and elements at each position
 
 // Squares of the norms of w and of x; the rule compares w with x.
 struct Norms {
@@ -157,7 +156,7 @@ class Layer {
     if (!keeps_) return kernels_.update(piece(index), step_);
     squares_[index] = kernels_.update_and_sum(piece(index), step_);
     samples_[index] = sample_of(piece(index));
-    // As in measure(): the last thread reads what the others wrote.
+    // The last thread reads what the others wrote, as in measure().
     if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) finish();
   }
 

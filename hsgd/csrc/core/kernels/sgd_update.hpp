@@ -1,4 +1,4 @@
-// SgdUpdate: computes new weights by plain SGD, without the program's optimizer.
+// ElementUpdate: computes new weights by plain SGD, without the program's optimizer.
 //
 // Holds what the program has set: the tensors of each layer and the rules of each step. Returns
 // false and does nothing if something is missing. Any thread may call it. The formula is that of

@@ -13,8 +13,7 @@ namespace hsgd {
 namespace {
 
 constexpr uint64_t kSquareLanes = 64;  // partial sums side by side, for any register width
-constexpr uint64_t kSquareRun =
-    4096;  // elements per run: one float32 sum covers 1/kSquareLanes of them
+constexpr uint64_t kSquareRun = 4096;  // elements per run; a float32 sum covers 1/kSquareLanes
 
 // Calls add(at, sum) once for each element in order; it adds the square of element `at` to `sum`.
 template <class Add>

@@ -81,8 +81,7 @@ std::vector<std::string> chain_of(const std::string& root, const Mount& mount,
   const std::string& path = membership.path;
   const bool below = path.compare(0, top.size(), top) == 0 && path.find("/..") == std::string::npos;
   std::string rest = below ? path.substr(top.size()) : "";
-  if (!rest.empty() && rest[0] != '/')
-    rest.clear();  // another cgroup whose name has the same prefix
+  if (!rest.empty() && rest[0] != '/') rest.clear();  // another cgroup with the same prefix
   std::vector<std::string> chain;
   while (rest.size() > 1) {
     chain.push_back(root + mount.place + rest);
@@ -113,8 +112,7 @@ constexpr MemoryFiles kNew = {"/memory.max", "/memory.current", "inactive_file"}
 
 uint64_t limit_of(const std::string& folder, const MemoryFiles& files) {
   const uint64_t limit = number_in(folder + files.limit, UINT64_MAX);
-  return limit >= uint64_t{1} << 62 ? UINT64_MAX
-                                    : limit;  // version 1 reports this if there is no limit
+  return limit >= uint64_t{1} << 62 ? UINT64_MAX : limit;  // version 1: this means no limit
 }
 
 uint64_t left_in(const std::string& folder, const MemoryFiles& files) {

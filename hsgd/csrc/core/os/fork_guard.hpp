@@ -1,4 +1,4 @@
-// ForkGuard: tells whether this process made a communicator. A forked child inherits the handle,
+// Owner: tells whether this process made a communicator. A forked child inherits the handle,
 // but is no rank.
 //
 // Uses a page that the kernel clears in a forked child (MADV_WIPEONFORK), so the check costs one

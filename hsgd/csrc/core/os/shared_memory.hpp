@@ -16,8 +16,7 @@
 namespace hsgd {
 
 constexpr size_t kHugePage = 2 << 20;
-constexpr size_t kLargeSegment =
-    4 * kHugePage;  // from this size on huge pages are used, if available
+constexpr size_t kLargeSegment = 4 * kHugePage;  // from here on with huge pages, if available
 
 class Fd {
  public:

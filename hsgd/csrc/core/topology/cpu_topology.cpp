@@ -74,9 +74,8 @@ CpuSet sharing_cache(const std::string& cpu_folder, int cpu) {
 
 CpuSet sharing_package(const std::string& cpu_folder) {
   const CpuSet cpus = cpus_in(cpu_folder + "/topology/package_cpus_list");
-  return cpus.any()
-             ? cpus
-             : cpus_in(cpu_folder + "/topology/core_siblings_list");  // older name of the file
+  return cpus.any() ? cpus
+                    : cpus_in(cpu_folder + "/topology/core_siblings_list");  // its older name
 }
 
 // Returns the number in "node3", or -1.

@@ -62,9 +62,8 @@ class PartingLine {
   Line leaders_;
   std::vector<int> parted_;  // nodes whose leader has parted, each once
   bool said_ = false;
-  bool kept_ = false;  // by `lines_`
-  bool broken_ =
-      false;  // MPI failed, for instance because a node died: nothing more can be received
+  bool kept_ = false;    // by `lines_`
+  bool broken_ = false;  // MPI failed, as after a death: nothing more can be received
   Parting in_;
   Parting out_;
   MPI_Request receive_ = MPI_REQUEST_NULL;

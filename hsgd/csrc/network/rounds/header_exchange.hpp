@@ -19,12 +19,11 @@
 
 namespace hsgd {
 
-// What ranks must know before an alltoall, because each knows only its own counts.
+// Facts that ranks exchange before an alltoall, because each knows only its own counts.
 struct ExchangeNote {
   uint64_t imbalance = 0;  // sums to 0 over all ranks if the sent counts are the expected ones
-  uint64_t pieces =
-      0;  // number of pieces into which blocks must be cut; the maximum over ranks counts
-  uint64_t at_once = 1;  // 1: the payload lies beside the header
+  uint64_t pieces = 0;     // number of pieces per block; the maximum over ranks counts
+  uint64_t at_once = 1;    // 1: the payload lies beside the header
   static constexpr uint64_t kAny = UINT64_MAX;
   uint64_t buffer = kAny;  // the shared buffer that holds the input; 0: none, or not all in one
   void add(const ExchangeNote& other) {

@@ -47,7 +47,7 @@ class RoundSchedule {
     return core + (index - this->index(round, core)) * stride(round);
   }
 
-  // --- leaves: where data is split evenly in each round, the parts that are left after the last
+  // --- leaves: the parts after the last round, if data is split evenly in each round ---
   struct Leaves {
     int begin;
     int end;

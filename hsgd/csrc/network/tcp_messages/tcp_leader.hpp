@@ -18,7 +18,7 @@
 
 namespace hsgd {
 
-// The leaders with one local rank.
+// The leaders of all nodes that have the same local rank.
 struct TcpLeaders {
   std::vector<SocketPlace> places;  // by node
   std::vector<int> ranks;           // world ranks, by node

@@ -280,7 +280,7 @@ class TcpTransport final : public Transport {
                                   MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent < 0 && errno == EINTR) continue;
       if (sent <= 0) {
-        // Otherwise the end of the connection will be read, too.
+        // After other errors, the end of the connection is read later, too.
         peer.control->may_write = errno != EAGAIN && errno != EWOULDBLOCK;
         return;
       }

@@ -528,8 +528,7 @@ class SocketRma final : public Rma {
                           "connections; close the NotifiedWindow and make a new one"};
 
   std::map<int, SocketReceiver> receivers_;  // by descriptor; used only by the thread
-  std::map<int, int64_t>
-      waiting_;  // connections that wait for several bytes, with start times; likewise
+  std::map<int, int64_t> waiting_;  // start times of connections that wait for several bytes
 
   mutable std::mutex mutex_;
   std::map<int, Peer> peers_;  // by rank

@@ -116,7 +116,7 @@ class OrderedRma final : public Rma {
       return true;
     }
     if (follows_same_slot(operation)) return false;
-    // So the target does not see the version before the data.
+    // Keeps the target from seeing the version before the data.
     writes_->flush(notification.target);
     open.push_back(
         writes_->replace(notification.target, &notification.version, notification.offset));

@@ -34,8 +34,7 @@ struct Notification {
   uint32_t slot = 0;
   uint64_t version = 0;
   size_t offset = 0;
-  uint32_t order =
-      0;  // of operations that wait for one target the least goes first; one slot, one order
+  uint32_t order = 0;  // the least goes first to a target; one slot has one order
 };
 
 class HSGD_API Rma {

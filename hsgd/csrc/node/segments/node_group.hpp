@@ -47,15 +47,11 @@ class LocalGroup {
 
   int rank() const { return settings_.rank; }
   int size() const { return settings_.size; }
-  int cores() const {
-    return cores_;
-  }  // cores that the ranks of this node may use; the same on all ranks
+  int cores() const { return cores_; }  // cores for the ranks of this node; the same on all
   bool shares_cores() const { return size() > cores_; }
   int world_rank(int rank) const { return peers_[static_cast<size_t>(rank)].world_rank; }
   const std::vector<int>& world_ranks() const { return settings_.world_ranks; }
-  uint64_t id() const {
-    return control(0).id;
-  }  // the same on all ranks of the node, different from other groups
+  uint64_t id() const { return control(0).id; }  // the same on all ranks of this group only
   const SegmentLayout& layout() const { return settings_.layout; }
 
   // Returns true if ranks are counted in a tree, so that no rank polls all others: if there are

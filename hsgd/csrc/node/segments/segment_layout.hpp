@@ -35,11 +35,10 @@ constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1)
 // Steps (chunks) that the owner has finished, counted over the life of the communicator. Only the
 // owner writes.
 struct alignas(kLine) Progress {
-  std::atomic<uint64_t> staged;   // the owner's input of the step lies in the in ring
-  std::atomic<uint64_t> reduced;  // the sum of the owner's slice of the step can be gathered
-  std::atomic<uint64_t>
-      exchanged;  // leaders only: the owner's part of the step is summed over nodes
-  std::atomic<uint64_t> gathered;  // the owner has read all it needs of the step
+  std::atomic<uint64_t> staged;     // the owner's input of the step lies in the in ring
+  std::atomic<uint64_t> reduced;    // the sum of the owner's slice of the step can be gathered
+  std::atomic<uint64_t> exchanged;  // leaders only: owner's part is summed over nodes
+  std::atomic<uint64_t> gathered;   // the owner has read all it needs of the step
 };
 static_assert(sizeof(Progress) == kLine);
 

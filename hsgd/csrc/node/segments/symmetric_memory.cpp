@@ -10,8 +10,7 @@ namespace hsgd {
 SharedBuffer::SharedBuffer(uint64_t id, int rank, const std::vector<int>& world_ranks, size_t bytes,
                            size_t available, const std::string& path, const Deadline& deadline)
     : id_(id), rank_(rank), memory_(rank, static_cast<int>(world_ranks.size()), bytes, bytes) {
-  constexpr size_t kSmall =
-      1 << 30;  // for more, the page tables of all ranks would fill much memory
+  constexpr size_t kSmall = 1 << 30;  // for more, page tables of all ranks would be too large
   Member self;
   self.pid = ::getpid();
   self.settings = bytes;

@@ -51,7 +51,7 @@ class Arena {
   std::shared_ptr<SharedBuffer> find(const void* data, size_t bytes) const;
 
  private:
-  // By the address of the rank's own part. Freed buffers stay until the next add().
+  // Buffers by the address of this rank's part. Freed buffers stay until the next add().
   std::map<const std::byte*, std::weak_ptr<SharedBuffer>> buffers_;
 };
 
