@@ -1,9 +1,10 @@
 // One step of LARS on float32 tensors in host memory: norms and update, layer by layer.
 //
-// Computes trust ratios and divides a step among threads. Never allocates tensors, keeps state
-// larger ones are cut into pieces, and the norm of their weights is summed while they are updated,
-// for the next step. The result depends neither on the number of threads nor on the instruction
-// set: norms are summed in double over pieces of a fixed size, in order.
+// Computes trust ratios and divides a step among threads. Never allocates tensors, keeps state or
+// communicates. A layer of up to kPiece elements is still in the cache when it is updated. Larger
+// layers are cut into pieces, and the norm of their weights is summed while they are updated, for
+// the next step. The result depends neither on the number of threads nor on the instruction set:
+// norms are summed in double over pieces of a fixed size, in order.
 //
 // Source of the formulas: You, Gitman, Ginsburg, arXiv:1708.03888, and the implementations that
 // hsgd/optim/large_batch/lars.py names.

@@ -14,16 +14,6 @@
 // - Integers wrap.
 // The files are compiled with -ffp-contract=off: a fused multiply-add, on machines that have it,
 // would round differently.
-// - The result is ((in0 op in1) op in2) ..., left to right. float16 and bfloat16 accumulate in
-//   float32 over all inputs and round once, to nearest even. The divisor is applied before that
-//   rounding, as x / divisor in float32 (float64 for double).
-// - A NaN in any input makes the result NaN, for every op, and every NaN computed is the same one:
-//   quiet, positive, without payload (0x7fc00000 in float32). A copy (one input, no divisor) keeps
-//   all bits.
-// - min and max keep the earlier input when two are equal: min(+0, -0) is +0, min(-0, +0) is -0.
-// - Integers wrap.
-// The files are compiled with -ffp-contract=off: a fused multiply-add would round differently where
-// it exists.
 #ifndef HSGD_CORE_KERNELS_REDUCE_HPP_
 #define HSGD_CORE_KERNELS_REDUCE_HPP_
 

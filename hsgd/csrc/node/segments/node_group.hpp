@@ -98,8 +98,8 @@ class LocalGroup {
   bool rank_reached(int rank, std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
     return (progress(rank).*member).load(std::memory_order_acquire) >= steps;
   }
-  // Returns true if all ranks have finished `steps` steps. In a tree this rank counts too: it must
-  // have finished as many.
+  // Returns true if all other ranks have finished `steps` steps. In a tree this rank is counted
+  // too: it must have finished as many.
   bool peers_reached(std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
     if (tree_) return tree_->reached(track_of(member), steps);
     for (int peer = 0; peer < size(); ++peer) {
