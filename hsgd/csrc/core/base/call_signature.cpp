@@ -1,4 +1,4 @@
-// Packing, hashing and wording of signatures.
+// Packs, hashes and describes signatures.
 #include "core/base/call_signature.hpp"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ uint32_t mix(uint32_t hash, const void* data, size_t bytes) {
   return hash;
 }
 
-// What the texts of errors say of a kind, and which of its arguments differ between calls.
+// Names of a kind in error texts, and the arguments that may differ between its calls.
 struct Words {
   const char* name;
   bool has_op = false;
@@ -32,7 +32,7 @@ const Words& words_of(hsgd_kind kind) {
       {"reduce_scatter", true},
       {"allgather"},
       {"alltoall"},
-      {"allgather"},  // of rows, and the next: ranks compare the collectives that they are made of
+      {"allgather"},  // of rows, and the next: ranks compare the collectives inside them
       {"alltoall"},
       {"empty"},
   };
@@ -70,7 +70,7 @@ std::string counts_text(const Label& label) {
   return counts + (shown < label.ranks ? " ...)" : ")");
 }
 
-// Of arrays whose rows may differ between ranks the shape says more than the count.
+// Returns true if rows may differ between ranks: then the shape says more than the count.
 bool is_ragged(const Call& call) {
   return call.signature.kind() == HSGD_ALLTOALL ||
          (call.signature.kind() == HSGD_ALLGATHER && call.label.ndim > 0);

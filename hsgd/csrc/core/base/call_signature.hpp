@@ -1,7 +1,6 @@
-// What a rank says about its call, so that ranks can compare before any data moves.
+// Signature: describes the call of a rank, so that ranks can compare their calls before data moves.
 //
-// Owns the packed form that travels in one cache line, the label with shape and name, and the text
-// of SignatureMismatch. Never communicates.
+// Also holds the label with shape and name, and the text of SignatureMismatch. Never communicates.
 #ifndef HSGD_CORE_BASE_CALL_SIGNATURE_HPP_
 #define HSGD_CORE_BASE_CALL_SIGNATURE_HPP_
 
@@ -12,17 +11,17 @@
 
 namespace hsgd {
 
-// What ranks agree on when they allocate memory together: a kind that no hsgd_call has.
+// A kind that no hsgd_call has: ranks allocate memory together.
 inline constexpr hsgd_kind kAllocate = HSGD_KIND_COUNT;
 
-// Elements per rank, in rank order; none for most collectives.
+// Elements per rank, in rank order; empty for most collectives.
 struct Counts {
   const uint64_t* of_rank = nullptr;
   int ranks = 0;
 };
 
-// Only packed ones have a kind. Compared as two words. `word` packs 1 + kind (4 bits), dtype (4),
-// op (4), root (20) and a hash of the label (32).
+// A packed call in two words. Only packed signatures have a kind. `word` holds 1 + kind (4 bits),
+// dtype (4), op (4), root (20) and a hash of the label (32).
 struct Signature {
   uint64_t word = 0;
   uint64_t count = 0;
@@ -41,26 +40,27 @@ struct Signature {
 
 inline constexpr int kMaxRoot = 0xfffff;
 
-// Fixed width because it lies in shared memory and travels between nodes.
+// The caller's label. Its width is fixed because it lies in shared memory and travels between
+// nodes.
 struct Label {
   static constexpr int kMaxDimensions = 7;
   static constexpr int kMostCounts = 8;
   int16_t ndim;  // -1: no shape was given
   int16_t name_given;
-  int32_t ranks;                  // that `counts` were given for; 0: none
+  int32_t ranks;                  // number of ranks that have `counts`; 0: none
   int64_t shape[kMaxDimensions];  // an extent below 0 may differ between ranks
   char name[64];
   uint64_t counts[kMostCounts];
 };
 static_assert(sizeof(Label) == 192, "three cache lines");
 
-// Hash of a caller's label; 0 for none.
+// Returns a hash of the caller's label; 0 if there is no label.
 uint32_t hash_label(const hsgd_label* label, const Counts& counts = {});
-// Copies what fits; shapes beyond kMaxDimensions keep their first extents, and counts the first
-// ranks' (the hash covers all).
+// Copies what fits: the first kMaxDimensions extents of a shape and the counts of the first ranks.
+// The hash covers all of them.
 void fill_label(const hsgd_label* label, const Counts& counts, Label* out);
-// A number for "rank `from` sends `count` elements to rank `to`": two that differ in anything have
-// different numbers, for all that chance allows, and sums of them as well.
+// Returns a number for "rank `from` sends `count` elements to rank `to`". If any of the three
+// differs, the numbers differ with high probability, and so do sums of them.
 uint64_t mix_count(uint64_t from, uint64_t to, uint64_t count);
 
 // One rank's side of a mismatch.
@@ -73,9 +73,10 @@ struct Call {
 hsgd_side side_of(int rank, const Label& label);
 inline hsgd_side side_of(const Call& call) { return side_of(call.rank, call.label); }
 
-// "allreduce #12 "fc.weight": rank 1 sent 10 float32, rank 3 sent 12 float32; call it with ...".
+// Returns "allreduce #12 "fc.weight": rank 1 sent 10 float32, rank 3 sent 12 float32; call it with
+// ...".
 std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& other);
-// "allreduce #12", and the caller's name where it gave one, for other messages.
+// Returns "allreduce #12", with the caller's name if there is one, for other messages.
 std::string describe_call(uint64_t sequence, const Signature& signature,
                           const hsgd_label* label = nullptr);
 

@@ -1,4 +1,4 @@
-// The kinds of collectives as hsgd_call describes them: what each of them has arguments for.
+// Functions that fill an hsgd_call for each kind of collective.
 #ifndef HSGD_CORE_BASE_CALLS_HPP_
 #define HSGD_CORE_BASE_CALLS_HPP_
 
@@ -39,7 +39,7 @@ inline hsgd_call barrier_call() {
   return call_of(HSGD_BARRIER, nullptr, nullptr, HSGD_UINT8, nullptr);
 }
 
-// `counts`: of the block of each rank, the same on all ranks.
+// `counts`: size of each rank's block, the same on all ranks.
 inline hsgd_call reduce_scatter_call(const void* in, void* out, const uint64_t* counts,
                                      hsgd_dtype dtype, hsgd_op op, const hsgd_label* label) {
   hsgd_call call = call_of(HSGD_REDUCE_SCATTER, in, out, dtype, label);
@@ -55,7 +55,7 @@ inline hsgd_call allgather_call(const void* in, void* out, const uint64_t* count
   return call;
 }
 
-// Counts to and from each rank; the other ranks know theirs.
+// Takes the counts to and from each rank; each rank passes only its own.
 inline hsgd_call alltoall_call(const void* in, const uint64_t* send_counts, void* out,
                                const uint64_t* receive_counts, hsgd_dtype dtype,
                                const hsgd_label* label) {

@@ -1,4 +1,4 @@
-// The table of dtypes and ops.
+// Table of dtypes and ops.
 #include "core/base/dtypes.hpp"
 
 #include "core/base/error.hpp"

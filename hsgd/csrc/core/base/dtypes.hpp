@@ -1,6 +1,4 @@
-// The dtypes and ops that the core knows: names, sizes, and which go together.
-//
-// Owns these facts and the checks of a caller's codes and counts. Never does arithmetic on data.
+// Checks of dtypes, ops and counts that a caller passes.
 #ifndef HSGD_CORE_BASE_DTYPES_HPP_
 #define HSGD_CORE_BASE_DTYPES_HPP_
 
@@ -12,7 +10,7 @@ namespace hsgd {
 
 // Throws HSGD_ERR_ARGUMENT for unknown codes, and for a mean of integers.
 void check_type(hsgd_dtype dtype, hsgd_op op);
-// The bytes of `count` elements of a valid dtype; throws where they are too many to address.
+// Returns the bytes of `count` elements of a valid dtype. Throws if they are too many to address.
 uint64_t checked_bytes(uint64_t count, hsgd_dtype dtype);
 
 }  // namespace hsgd

@@ -1,6 +1,5 @@
-// Errors of the core. Owns the exception type that carries a status code, the rank it is about and
-// one line for the user. Never aborts, except for broken invariants (HSGD_CHECK), which are bugs of
-// hsgd and not of its caller.
+// Error: the core's exception, with a status code, the rank that it is about and one line for the
+// user. Broken invariants (HSGD_CHECK) are bugs of hsgd and abort the process.
 #ifndef HSGD_CORE_BASE_ERROR_HPP_
 #define HSGD_CORE_BASE_ERROR_HPP_
 
@@ -30,7 +29,7 @@ class HSGD_API Error : public std::exception {
   std::string message_;
 };
 
-// HSGD_ERR_SIGNATURE: two ranks called what does not fit together.
+// HSGD_ERR_SIGNATURE: the calls of two ranks do not match.
 class HSGD_API MismatchError final : public Error {
  public:
   MismatchError(int rank, std::string message, const hsgd_side& one, const hsgd_side& other)
@@ -50,7 +49,8 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
   return buffer;
 }
 
-// Words that another process wrote, which may be anything: at most `most` bytes, on one line.
+// Returns text that another process wrote, which may hold any bytes: at most `most` bytes, on one
+// line.
 inline std::string foreign_words(const char* bytes, size_t most) {
   std::string words(bytes, ::strnlen(bytes, most));
   for (char& letter : words) {
@@ -59,7 +59,8 @@ inline std::string foreign_words(const char* bytes, size_t most) {
   return words;
 }
 
-// What others are told of an error of `rank`: who was interrupted is lost to them.
+// Returns the error that other ranks are told after `error` on `rank`. An interruption of `rank`
+// becomes HSGD_ERR_PEER_LOST.
 inline Error for_others(const Error& error, int rank) {
   if (error.code() != HSGD_ERR_INTERRUPTED) return error;
   const std::string what = error.what();
@@ -67,8 +68,8 @@ inline Error for_others(const Error& error, int rank) {
   return Error(HSGD_ERR_PEER_LOST, rank, says_who ? what : what + text(" (rank %d)", rank));
 }
 
-// What `step` returns. Where it throws, `give_up` is told why before that goes on: what is no
-// Error, most likely a lack of memory, is one of `rank`.
+// Returns the result of `step`. If it throws, calls `give_up` with the error first, then rethrows.
+// An exception other than Error, most likely out of memory, is passed as HSGD_ERR_SYSTEM of `rank`.
 template <class Step, class GiveUp>
 auto or_give_up(int rank, Step&& step, GiveUp&& give_up) {
   try {

@@ -1,4 +1,4 @@
-// What a rank does at a fault point; empty but in builds with HSGD_FAULT_POINTS.
+// The call of a test's function at a fault point; empty in builds without HSGD_FAULT_POINTS.
 #include "core/base/fault_points.hpp"
 
 #ifdef HSGD_FAULT_POINTS
@@ -8,12 +8,13 @@
 #include "hsgd_core.h"
 
 namespace {
-// One for the process, which tests need: some points are passed before there is a communicator.
+// One function per process: some points are reached before a communicator exists.
 std::atomic<void (*)(const char*)> reached{nullptr};
 }  // namespace
 
-// Local. `function` is called with the name of each point that this process comes to, in the thread
-// that came there; NULL: none. What it does not return from, the rank does not go on from.
+// Local. Sets the function that is called with the name of each point that this process reaches, in
+// the thread that reached it; NULL: none. If the function does not return, the rank does not
+// continue.
 extern "C" HSGD_API void hsgd_on_fault_point(void (*function)(const char* name));
 
 void hsgd_on_fault_point(void (*function)(const char* name)) { reached.store(function); }

@@ -1,9 +1,8 @@
-// Points at which tests end or stop a rank: one in each phase of the set-up, of the collectives and
-// of what comes after a death.
+// HSGD_FAULT_POINT: names a point at which tests end or stop a rank, one in each phase of the
+// set-up, of the collectives and of the recovery after a death.
 //
-// Owns the macro that names a point. It is nothing but in builds with HSGD_FAULT_POINTS
-// (`setup.py fault_points`, for tests only), where a rank that comes to a point calls the function
-// that the test gave. Never decides what happens there.
+// Does nothing, except in builds with HSGD_FAULT_POINTS (`setup.py fault_points`, for tests only):
+// there a rank that reaches a point calls the function that the test has set.
 #ifndef HSGD_CORE_BASE_FAULT_POINTS_HPP_
 #define HSGD_CORE_BASE_FAULT_POINTS_HPP_
 

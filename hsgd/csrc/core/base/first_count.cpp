@@ -1,4 +1,4 @@
-// Where counters begin in builds for tests; empty in others.
+// The first value of counters in builds for tests; empty in other builds.
 #include "core/base/first_count.hpp"
 
 #ifdef HSGD_FAULT_POINTS
@@ -9,7 +9,8 @@ namespace {
 std::atomic<uint64_t> first{0};
 }  // namespace
 
-// Local. What is made from here on counts from `count`, a multiple of 8, the same on all ranks.
+// Local. Sets the first value of all counters made from now on: a multiple of 8, the same on all
+// ranks.
 extern "C" HSGD_API void hsgd_count_from(uint64_t count);
 
 void hsgd_count_from(uint64_t count) { first.store(count); }

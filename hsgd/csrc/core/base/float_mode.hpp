@@ -1,9 +1,9 @@
-// How the processor treats floats while a kernel runs: as IEEE 754 says, on every rank.
+// PlainFloats: sets this thread to IEEE 754 arithmetic while a kernel runs, on every rank.
 //
-// Owns the bits of this thread's control register that change results: flushing of subnormals to
-// zero, which programs turn on thread by thread (torch.set_flush_denormal), and the direction of
-// rounding. Puts back what the caller had. In an anonymous namespace, as
-// core/kernels/reduce_kernels.hpp is.
+// It clears the bits of the control register that change results: flushing of subnormals to zero,
+// which programs turn on per thread (torch.set_flush_denormal), and the rounding direction. Its
+// destructor restores the caller's bits. In an anonymous namespace, like
+// core/kernels/reduce_kernels.hpp.
 #ifndef HSGD_CORE_BASE_FLOAT_MODE_HPP_
 #define HSGD_CORE_BASE_FLOAT_MODE_HPP_
 
@@ -12,8 +12,8 @@
 namespace hsgd {
 namespace {
 
-// The assembler may not be moved over loads and stores ("memory"), and so no arithmetic between
-// them either: all of it works on what kernels load and store.
+// Because of "memory", the compiler must not move the assembler over loads and stores. So it cannot
+// move arithmetic either: kernels compute only on what they load and store.
 class PlainFloats {
  public:
   [[gnu::always_inline]] PlainFloats() : given_(get()) {

@@ -1,5 +1,5 @@
-// Defaults of hsgd_options and the HSGD_* variables that change them: the only getenv of the native
-// code.
+// Defaults of hsgd_options, and the HSGD_* variables that change them. No other native code calls
+// getenv.
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace {
   throw Error(HSGD_ERR_ARGUMENT, -1, text("%s=%s: expected %s", variable, value, expected));
 }
 
-// Sets `field` from the variable when it is set and not empty.
+// Sets `field` from the variable if it is set and not empty.
 template <class Number>
 void read_number(const char* variable, Number& field, double least, double most,
                  const char* expected) {
@@ -26,7 +26,8 @@ void read_number(const char* variable, Number& field, double least, double most,
   char* end = nullptr;
   errno = 0;
   const double number = std::strtod(value, &end);
-  // Neither spaces nor hexadecimals, and whole numbers as such: what hsgd/config.py takes.
+  // Allows no spaces and no hexadecimals, and only digits for whole numbers, as hsgd/config.py
+  // does.
   const char* allowed = std::is_same_v<Number, double> ? "0123456789+-.eE" : "0123456789+-";
   const bool formed = value[std::strspn(value, allowed)] == '\0';
   if (errno != 0 || *end != '\0' || !formed || !(number >= least && number <= most)) {

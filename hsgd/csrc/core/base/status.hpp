@@ -1,5 +1,4 @@
-// The boundary between exceptions and status codes. Owns one function; used by whatever implements
-// the C interface.
+// guarded(): turns exceptions into status codes, for the functions of the C interface.
 #ifndef HSGD_CORE_BASE_STATUS_HPP_
 #define HSGD_CORE_BASE_STATUS_HPP_
 
@@ -23,7 +22,7 @@ inline int report(hsgd_error* err, hsgd_status code, int rank, const char* messa
   return code;
 }
 
-// Runs `body` and turns what it throws into a status code and a line in `err`.
+// Runs `body` and turns an exception into a status code and a line in `err`.
 template <class Body>
 int guarded(hsgd_error* err, Body&& body) noexcept {
   try {

@@ -1,4 +1,4 @@
-// The loops, one block or chunk at a time, while it is in the cache.
+// Loops over one block or chunk at a time, while it is in the cache.
 #include "core/kernels/compression.hpp"
 
 #include <algorithm>
@@ -20,10 +20,11 @@ uint32_t bits_of(float value) {
   return bits;
 }
 
-// Rising with the magnitude; infinities come behind all numbers, and what is no number behind them.
+// Returns a key that grows with the magnitude; infinities follow all numbers, and NaNs follow
+// infinities.
 uint32_t magnitude(float value) { return bits_of(value) & 0x7fffffffU; }
 
-// To the nearest, ties to even; what is no number stays none.
+// Rounds to nearest even; a NaN stays a NaN.
 uint16_t to_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
   if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40U);
@@ -57,7 +58,7 @@ float encode_block(const Block& block) {
     return std::numeric_limits<float>::quiet_NaN();
   }
   const float scale = most / kCodes;
-  if (scale < std::numeric_limits<float>::min()) {  // 1 / scale may be no number: nothing is sent
+  if (scale < std::numeric_limits<float>::min()) {  // 1 / scale may be infinite: nothing is sent
     std::fill_n(block.codes, block.count, int8_t{0});
     return 0;
   }

@@ -1,10 +1,9 @@
-// Lossy forms of float32 vectors in host memory, with error feedback: int8 with a scale per block,
-// and the largest values of each chunk.
+// Lossy compression of float32 vectors in host memory, with error feedback: int8 with a scale per
+// block, or the largest values of each chunk.
 //
-// Owns the loops. Never allocates but for one chunk, and never waits. What is left out of a message
-// stays in `error`, and goes into the next one, so that nothing is lost in the long run. Decoding
-// gives the same bits on every machine. A value that is not finite makes what it is decoded to not
-// finite either.
+// Allocates memory for one chunk at most; never waits. What a message leaves out stays in `error`
+// and goes into the next one, so nothing is lost in the long run. Decoding gives the same bits on
+// every machine. A value that is not finite is decoded to a value that is not finite.
 //
 // Sources: error feedback, Seide et al., Interspeech 2014, and Karimireddy et al.,
 // arXiv:1901.09847; chunks with a decay of the error, SparseLoCo, arXiv:2508.15706.
@@ -17,8 +16,9 @@
 
 namespace hsgd {
 
-// A vector of `count` values in blocks of `block`, of which the last may be shorter: scales[b] is
-// the greatest |value| of block b / 127, and a value is codes[i] * scales[b], to the nearest.
+// A vector of `count` values in blocks of `block` elements; the last block may be shorter.
+// scales[b] is the greatest |value| of block b / 127; a value is codes[i] * scales[b], rounded to
+// nearest.
 struct Int8Blocks {
   int8_t* codes;
   float* scales;
@@ -26,14 +26,15 @@ struct Int8Blocks {
   uint64_t block;
 };
 
-// Codes of values + error, and what is left in `error`.
+// Writes the codes of values + error to `to`, and the remainder to `error`.
 HSGD_API void int8_encode(const float* values, float* error, const Int8Blocks& to);
-// sum += factor * what the codes stand for.
+// Adds factor * the decoded values to `sum`.
 HSGD_API void int8_decode(const Int8Blocks& from, float factor, float* sum);
 
-// Of each chunk of `chunk` values, up to 65536, the `kept` with the greatest magnitude, or all of a
-// last chunk that has no more; of equals the first. `places` are within the chunk, rising; `values`
-// are bfloat16. Both have kept * chunks elements; those that a last chunk leaves over are 0.
+// The `kept` values with the greatest magnitude of each chunk of `chunk` values (up to 65536); all
+// values of the last chunk if it has no more. Of equal values the first is kept. `places` are
+// positions in the chunk, ascending; `values` are bfloat16. Both have kept * chunks elements;
+// elements that the last chunk does not need are 0.
 struct TopValues {
   uint16_t* places;
   uint16_t* values;
@@ -42,9 +43,9 @@ struct TopValues {
   uint64_t kept;
 };
 
-// Of values + decay * error, and what is left in `error`.
+// Writes the top values of values + decay * error to `to`, and the remainder to `error`.
 HSGD_API void top_encode(const float* values, float* error, float decay, const TopValues& to);
-// sum += factor * the values at their places.
+// Adds factor * each value to its place in `sum`.
 HSGD_API void top_decode(const TopValues& from, float factor, float* sum);
 
 }  // namespace hsgd

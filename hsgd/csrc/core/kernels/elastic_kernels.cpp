@@ -1,5 +1,5 @@
-// The loops, compiled once per instruction set; products and sums are not fused
-// (-ffp-contract=off), so all of them give the same bits.
+// Loops, compiled once per instruction set. Products and sums are not fused (-ffp-contract=off), so
+// all instruction sets give the same bits.
 #include "core/kernels/elastic_kernels.hpp"
 
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace hsgd {
 namespace {
 
-// To nearest even; NaN keeps its sign and is quiet, as it would turn into infinity otherwise.
+// Rounds to nearest even. A NaN keeps its sign and becomes quiet; rounding it would give infinity.
 [[gnu::always_inline]] inline uint16_t narrowed(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);

@@ -1,9 +1,8 @@
 // The arithmetic of elastic averaging on float32 in host memory: difference, pull and push in one
 // pass.
 //
-// Owns the loops. Never allocates, waits or knows who owns the memory. The result does not depend
-// on the instruction set, but for the last bits of the sum of squares, which does not either: it is
-// summed in lanes of a fixed number.
+// Never allocates and never waits. The result does not depend on the instruction set, not even in
+// the last bits of the sum of squares: it is summed in a fixed number of lanes.
 //
 // Source of the formulas: EASGD, Zhang, Choromanska, LeCun, arXiv:1412.6651, equations 5 and 6.
 #ifndef HSGD_CORE_KERNELS_ELASTIC_KERNELS_HPP_
@@ -13,8 +12,8 @@
 
 namespace hsgd {
 
-// d = rate * (weights - centre), rounded to bfloat16 where `narrow` is given;
-// weights -= d; and d goes to one of delta and narrow, or centre + d to next: the others are
+// d = rate * (weights - centre), rounded to bfloat16 if `narrow` is not nullptr; weights -= d.
+// Either d is written to `delta` or `narrow`, or centre + d is written to `next`; the other two are
 // nullptr. Arrays of `count` values that do not overlap.
 struct ElasticArgs {
   const float* centre;
@@ -26,14 +25,14 @@ struct ElasticArgs {
   float rate;
 };
 
-// The sum of (weights - centre)^2 before the pull.
+// Returns the sum of (weights - centre)^2 before the pull.
 using ElasticFn = double (*)(const ElasticArgs& args);
 
 ElasticFn choose_elastic();
 
-// next = old + added, and `also` too unless it is nullptr: `count` values that do not overlap. The
-// sum of core/kernels/reduce.hpp, for any number of inputs, takes a fifth longer for two of a few
-// KiB.
+// Writes old + added to `next`, and to `also` unless it is nullptr: `count` values that do not
+// overlap. For two inputs of a few KiB, the general sum of core/kernels/reduce.hpp takes a fifth
+// longer.
 using AddFn = void (*)(const float* old, const float* added, uint64_t count, float* next,
                        float* also);
 

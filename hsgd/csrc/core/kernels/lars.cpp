@@ -18,11 +18,11 @@
 namespace hsgd {
 namespace {
 
-constexpr uint64_t kAlone = 256 * 1024;  // elements that are not worth a second thread
-constexpr uint64_t kSampled = 4;         // places of a piece that tell whether it was written,
-constexpr uint64_t kSample = 16;         // and their elements
+constexpr uint64_t kAlone = 256 * 1024;  // elements: fewer are not worth a second thread
+constexpr uint64_t kSampled = 4;         // positions of a piece that show if it was written,
+constexpr uint64_t kSample = 16;         // and elements at each position
 
-// Squares of the norms of w and of x, where x is what the rule compares w with.
+// Squares of the norms of w and of x; the rule compares w with x.
 struct Norms {
   double weight = 0;
   double other = 0;
@@ -33,7 +33,7 @@ LarsValue compared_by(const LarsRule& rule) {
   return rule.norm_of == LarsNorm::kDecayed ? LarsValue::kDecayed : LarsValue::kMoved;
 }
 
-// False where a norm is 0, or no number: then there is no ratio.
+// Returns false if a norm is 0 or not finite: then there is no ratio.
 bool find_ratio(const Norms& squares, const LarsRule& rule, double* ratio) {
   const double w = std::sqrt(squares.weight);
   const double other = std::sqrt(squares.other);
@@ -43,7 +43,7 @@ bool find_ratio(const Norms& squares, const LarsRule& rule, double* ratio) {
   return true;
 }
 
-// `squares`: nullptr as long as, or where, the ratio is not wanted.
+// `squares` is nullptr if the ratio is not known yet or not wanted.
 LarsStep step_of(const LarsRule& rule, const Norms* squares) {
   double decay = rule.weight_decay;
   double trust = 1;
@@ -66,7 +66,7 @@ LarsStep step_of(const LarsRule& rule, const Norms* squares) {
   return step;
 }
 
-// The bits of a few elements of a piece, added up.
+// Returns the sum of the bits of a few elements of a piece.
 uint64_t sample_of(const LarsPiece& piece) {
   uint64_t sum = 0;
   for (uint64_t k = 0; k < kSampled; ++k) {
@@ -78,12 +78,12 @@ uint64_t sample_of(const LarsPiece& piece) {
   return sum;
 }
 
-// Weights and buffers after an update with the scale of `done`, as that of `due` would have left
-// them, but for rounding. The ratio is in the buffer.
+// Changes weights and buffers that were updated with the scale of `done` into those that `due`
+// would have given, except for rounding. The ratio is in the buffer.
 void correct(const LarsPiece& piece, const LarsStep& done, const LarsStep& due) {
   const double m = done.momentum;
   const bool has_buffer = piece.v != nullptr;
-  // What was subtracted was rate * (of_v * v + of_d * d), with d = g + decay * w of the w before.
+  // The update subtracted rate * (of_v * v + of_d * d), with d = g + decay * w and the old w.
   const double of_v = !has_buffer ? 0 : done.nesterov ? m : 1;
   const auto of_d = [&](const LarsStep& step) {
     return has_buffer && !step.nesterov ? 0.0 : static_cast<double>(step.scale);
@@ -102,11 +102,12 @@ void correct(const LarsPiece& piece, const LarsStep& done, const LarsStep& due) 
   }
 }
 
-// One tensor's share of a step. Its pieces are measured, then updated.
+// One tensor's share of a step. Its pieces are measured first, then updated.
 //
-// The norm of the weights of a large layer is summed while they are updated, and kept by the caller
-// for the next step. Two things show that somebody wrote to them since: a few elements, before the
-// step, which sees whoever writes all of them; and the norm itself, summed again during the update.
+// For a large layer, the norm of the weights is summed while they are updated; the caller keeps it
+// for the next step. Two checks show that the weights were written since then: a few elements
+// before the step, which finds a write to all weights; and the norm, summed again during the
+// update.
 class Layer {
  public:
   Layer(LarsTensor& tensor, const LarsRule& rule, const LarsKernels& kernels)
@@ -134,7 +135,7 @@ class Layer {
     Norms& norms = norms_[index];
     if (!knows_) norms.weight = kernels_.square(LarsValue::kWeight, piece(index), plain);
     norms.other = kernels_.square(compared_by(rule_), piece(index), plain);
-    // Acquire: the last one reads what the others wrote. Release: they wrote it before.
+    // Acquire: the last thread reads what the others wrote. Release: they wrote it before.
     if (unmeasured_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     for (const Norms& part : norms_) {
       sum_.weight += part.weight;
@@ -142,19 +143,20 @@ class Layer {
     }
     if (knows_) sum_.weight = tensor_.square;
     step_ = step_of(rule_, &sum_);
-    // Release: whoever sees it reads the step. See update().
+    // Release: a thread that sees it can read the step. Partner: update().
     measured_.store(true, std::memory_order_release);
   }
 
   void update(uint64_t index) {
-    // Other threads are still computing the norms that this one did not take; they wait for nobody.
+    // Other threads still compute norms that this thread did not take; they wait for no other
+    // thread.
     while (rule_.adapt && !measured_.load(std::memory_order_acquire)) {
       std::this_thread::yield();
     }
     if (!keeps_) return kernels_.update(piece(index), step_);
     squares_[index] = kernels_.update_and_sum(piece(index), step_);
     samples_[index] = sample_of(piece(index));
-    // As in measure(): the last one reads what the others wrote.
+    // The last thread reads what the others wrote, as in measure().
     if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) finish();
   }
 
@@ -195,8 +197,8 @@ class Layer {
   const LarsRule& rule_;
   const LarsKernels& kernels_;
   const uint64_t pieces_;
-  const bool keeps_;  // the norm of the weights, for the next step
-  const bool knows_;  // it from the last one
+  const bool keeps_;  // keeps the norm of the weights for the next step
+  const bool knows_;  // knows the norm from the last step
   std::vector<Norms> norms_;
   std::vector<LarsSquares> squares_;
   std::vector<uint64_t> samples_;
@@ -207,8 +209,8 @@ class Layer {
   std::atomic<uint64_t> left_;  // pieces to update
 };
 
-// Pieces in the order of the tensors, taken by whoever is free. A tensor is updated last piece
-// first: that is what the cache still holds.
+// Pieces in the order of the tensors; a free thread takes the next one. A tensor is updated from
+// its last piece to its first: the last pieces are still in the cache.
 class Work {
  public:
   Work(LarsTensor* tensors, uint64_t count, const LarsRule& rule) : kernels_(lars_kernels()) {
@@ -231,7 +233,7 @@ class Work {
 
   void take_all() {
     const PlainFloats mode;
-    // Relaxed: a task number is all that is passed on here; the tasks were made before the threads.
+    // Relaxed: only a task number is passed on; the tasks were made before the threads.
     for (uint64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_.size();) {
       const Task& task = tasks_[i];
       if (task.kind != Task::kUpdate) task.layer->measure(task.piece);
@@ -269,7 +271,7 @@ void lars_step(LarsTensor* tensors, uint64_t count, const LarsRule& rule, int th
     try {
       others.emplace_back([&work] { work.take_all(); });
     } catch (const std::system_error&) {
-      break;  // no more threads are to be had; those that run do all of it
+      break;  // no more threads are available; the running ones do all pieces
     }
   }
   work.take_all();

@@ -1,10 +1,10 @@
 // One step of LARS on float32 tensors in host memory: norms and update, layer by layer.
 //
-// Owns trust ratios and how a step is divided among threads. Never allocates tensors, keeps state
-// or communicates. A layer of up to kPiece elements is still in the cache when it is updated;
-// larger ones are cut into pieces, and the norm of their weights is summed while they are updated,
-// for the next step. The result depends neither on the number of threads nor on the instruction
-// set: norms are summed in double over pieces of a fixed size, in order.
+// Computes trust ratios and divides a step among threads. Never allocates tensors, keeps state or
+// communicates. A layer of up to kPiece elements is still in the cache when it is updated. Larger
+// layers are cut into pieces, and the norm of their weights is summed while they are updated, for
+// the next step. The result depends neither on the number of threads nor on the instruction set:
+// norms are summed in double over pieces of a fixed size, in order.
 //
 // Source of the formulas: You, Gitman, Ginsburg, arXiv:1708.03888, and the implementations that
 // hsgd/optim/large_batch/lars.py names.
@@ -17,11 +17,11 @@
 
 namespace hsgd {
 
-// What the trust ratio of a step divides |weight| by.
+// The quantity by which the trust ratio divides |weight|.
 enum class LarsNorm {
   kGradient = 0,  // |g| + weight_decay * |w| + eps
   kDecayed = 1,   // |g + weight_decay * w| + eps
-  kUpdate = 2,    // |what momentum makes of it| + eps
+  kUpdate = 2,    // |update by momentum| + eps
 };
 
 // A form of LARS; see hsgd/optim/large_batch/lars.py.
@@ -31,18 +31,19 @@ struct LarsRule {
   double weight_decay;
   double trust_coefficient;
   double eps;
-  bool adapt;  // false: the ratio is 1, without a look at the norms
+  bool adapt;  // false: the ratio is 1, and no norms are computed
   LarsNorm norm_of;
   bool lr_in_momentum;  // the buffer sums up lr * trust * g, not trust * g
   bool clip;            // the ratio becomes min(ratio / lr, 1)
-  bool plain_at_zero;   // where a norm is 0: no decay either
+  bool plain_at_zero;   // if a norm is 0: no decay either
   bool nesterov;
 };
 
-// `count` float32 elements each, in the same order; buffer is nullptr without momentum. `square`
-// and `sample` are what the last step on these weights left there: |weight|^2, and what a few
-// elements add up to. 0: not known. A square that is no longer that of the weights is noticed, and
-// made up for but for rounding; 0 after any write to the weights keeps the bits as well.
+// A tensor: `count` float32 elements in each array, in the same order; `buffer` is nullptr without
+// momentum. The last step on these weights left `square`, which is |weight|^2, and `sample`, the
+// sum of a few elements; 0: not known. If `square` no longer fits the weights, the step notices it
+// and corrects the update, except for rounding. Set it to 0 after any write to the weights to get
+// the same bits too.
 struct LarsTensor {
   float* weight;
   const float* gradient;
@@ -52,10 +53,10 @@ struct LarsTensor {
   uint64_t sample;
 };
 
-constexpr uint64_t kPiece = 64 * 1024;  // elements: two arrays of it fit in a second-level cache
+constexpr uint64_t kPiece = 64 * 1024;  // in elements: two arrays of it fit in a second-level cache
 
-// Updates weights and buffers in place. Tensors overlap only as gradient and gradient. `threads`, 1
-// or more, includes the caller; fewer are used when there is little to do.
+// Updates weights and buffers in place. Tensors must not overlap, except gradients with gradients.
+// `threads` (1 or more) includes the caller; fewer are used if there is little to do.
 HSGD_API void lars_step(LarsTensor* tensors, uint64_t count, const LarsRule& rule, int threads);
 
 }  // namespace hsgd

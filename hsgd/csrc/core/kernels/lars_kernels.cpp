@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-// The loops below are compiled once per instruction set; products and sums are not fused
-// (-ffp-contract=off), so all of them give the same bits.
+// The loops below are compiled once per instruction set. Products and sums are not fused
+// (-ffp-contract=off), so all instruction sets give the same bits.
 #if defined(__x86_64__)
 #define HSGD_LARS_ISA(name) __attribute__((target(name)))
 #endif
@@ -13,13 +13,13 @@ namespace {
 
 constexpr uint64_t kLanes = 32;   // partial sums side by side in a stream, for every register width
 constexpr uint64_t kSteps = 64;   // elements that go into one float32 partial sum
-constexpr uint64_t kSkew = 320;   // elements: streams do not begin at equal places of their pages
-constexpr uint64_t kCut = 16384;  // elements that are not worth more than one stream
-// Memory is faster when it is read in several places at once: more lines are under way.
+constexpr uint64_t kSkew = 320;   // in elements: streams begin at different offsets of their pages
+constexpr uint64_t kCut = 16384;  // elements: fewer are not worth more than one stream
+// Reading memory in several places at once is faster: more cache lines are in flight.
 constexpr uint64_t kStreams = 2;
-constexpr uint64_t kReadStreams = 4;  // where one array is read and nothing written
+constexpr uint64_t kReadStreams = 4;  // if one array is read and nothing is written
 
-// Sums of squares of the lanes: float32 within a block, double over blocks.
+// Sums of squares per lane: float32 within a block, double over blocks.
 template <uint64_t kSums>
 struct Totals {
   double lanes[kSums][kLanes] = {};
@@ -31,11 +31,11 @@ struct Totals {
   }
 };
 
-// Runs `body` over kCount streams of `length` elements, the first of which begins at `first`.
+// Runs `body` over kCount streams of `length` elements; the first stream begins at `first`.
 template <uint64_t kCount, class Body>
 [[gnu::always_inline]] inline void walk_streams(const Body& given, uint64_t first, uint64_t length,
                                                 Totals<Body::kSums>* totals) {
-  const Body body = given;  // no alias of what is written
+  const Body body = given;  // a copy, which cannot alias what is written
   for (uint64_t begin = 0; begin < length; begin += kLanes * kSteps) {
     const uint64_t end = std::min(begin + kLanes * kSteps, length);
     float sums[kCount][Body::kSums][kLanes] = {};
@@ -57,8 +57,8 @@ template <uint64_t kCount, class Body>
   }
 }
 
-// Runs `body` over `count` elements, and what is left after the streams by itself. Whoever walks
-// the same count in as many streams sums in the same order.
+// Runs `body` over `count` elements: first in streams, then over the rest. Every walk over the same
+// count in as many streams sums in the same order.
 template <uint64_t kCount, class Body>
 [[gnu::always_inline]] inline Totals<Body::kSums> walk(const Body& body, uint64_t count) {
   Totals<Body::kSums> totals;

@@ -1,7 +1,7 @@
 // Sums of squares and updates of LARS over a run of float32 elements.
 //
-// Owns the loops, one build of them per instruction set, and the order of sums, which is the same
-// in all of them. Never knows tensors, norms of whole ones, or threads.
+// The loops are built once per instruction set; all builds sum in the same order. They know no
+// tensors, no norms of whole tensors and no threads.
 #ifndef HSGD_CORE_KERNELS_LARS_KERNELS_HPP_
 #define HSGD_CORE_KERNELS_LARS_KERNELS_HPP_
 
@@ -9,7 +9,7 @@
 
 namespace hsgd {
 
-// What is left of a rule for one tensor, once its trust ratio is known:
+// Numbers of a rule for one tensor, after its trust ratio is known:
 // d = scale * (g + decay * w); v = momentum * v + d; w -= rate * (nesterov ? momentum * v + d : v).
 struct LarsStep {
   float decay = 0;
@@ -32,22 +32,22 @@ struct LarsSquares {
   double after = 0;
 };
 
-// What is squared.
+// The value that is squared.
 enum class LarsValue {
   kWeight,    // w
   kGradient,  // g
   kDecayed,   // g + decay * w
-  kMoved      // what momentum makes of that
+  kMoved      // that value after momentum
 };
 
 struct LarsKernels {
   double (*square)(LarsValue of, const LarsPiece& piece, const LarsStep& step);
   void (*update)(const LarsPiece& piece, const LarsStep& step);
-  // The same update; the squares have the bits of square(kWeight) before and after it.
+  // Does the same update; the squares have the bits of square(kWeight) before and after it.
   LarsSquares (*update_and_sum)(const LarsPiece& piece, const LarsStep& step);
 };
 
-// Those for this processor.
+// Returns the kernels for this processor.
 LarsKernels lars_kernels();
 
 }  // namespace hsgd

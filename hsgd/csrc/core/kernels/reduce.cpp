@@ -1,5 +1,4 @@
-// The choice between the kernels of core/kernels/reduce_plain.cpp, core/kernels/reduce_avx2.cpp and
-// core/kernels/reduce_avx512.cpp. No arithmetic here.
+// Chooses between the kernels of reduce_plain.cpp, reduce_avx2.cpp and reduce_avx512.cpp.
 #include "core/kernels/reduce.hpp"
 
 #if defined(__x86_64__)
@@ -10,7 +9,7 @@ namespace hsgd {
 
 Isa detect_isa() noexcept {
 #if defined(__x86_64__)
-  // The built-in also asks whether the system saves the wide registers; compilers differ in knowing
+  // The built-in also checks that the system saves the wide registers; not all compilers know
   // "f16c".
   unsigned a, b, c, d;
   const bool half = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -32,7 +31,7 @@ const char* isa_name(Isa isa) noexcept {
       return "avx2";
     default:
 #if defined(__aarch64__)
-      return "neon";  // what compilers make of 16-byte vectors
+      return "neon";  // the compiler's code for 16-byte vectors
 #else
       return "plain";
 #endif

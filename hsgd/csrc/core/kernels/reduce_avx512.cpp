@@ -16,7 +16,8 @@ struct Avx512 {
   using Words = VectorOf<uint32_t, 64>::Type;
   using Floats = VectorOf<float, 64>::Type;
 
-  // The forms with a mask, because those without warn of an uninitialized register in GCC 12.
+  // Masked forms, because those without a mask cause a warning of an uninitialized register in GCC
+  // 12.
   static constexpr __mmask16 kAll = 0xffff;
   static Words zero_extend(Halves half) {
     return bit_cast<Words>(_mm512_maskz_cvtepu16_epi32(kAll, bit_cast<__m256i>(half)));

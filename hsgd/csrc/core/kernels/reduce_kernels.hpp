@@ -1,16 +1,16 @@
 // The reduction kernels, written once as templates over an instruction set, a format and an op.
 //
-// Owns the loop, the rules of core/kernels/reduce.hpp in code and the table of kernels. Never
-// includes anything with inline functions: each reduce_<isa>.cpp is compiled for another processor,
-// and if two of them emitted the same inline function the linker would keep one copy, perhaps the
-// AVX-512 one, for everybody. So everything here lies in an anonymous namespace, on purpose
-// although this is a header, and only compiler built-ins are called.
+// Holds the loop, the rules of core/kernels/reduce.hpp in code and the table of kernels. Must not
+// include anything with inline functions: each reduce_<isa>.cpp is compiled for another processor,
+// and if two of them emitted the same inline function, the linker would keep one copy, perhaps the
+// AVX-512 one, for all processors. For the same reason everything here is in an anonymous
+// namespace, although this is a header, and calls only compiler built-ins.
 //
 // An instruction set `I` is a class with
 // - kBytes: the size of a vector of values,
 // - half_to_float, float_to_half, zero_extend (uint16_t to uint32_t): conversions of vectors,
 // - load_part, store_part: the first `bytes` of a vector, zeros for the rest,
-// - stream, fence: a non-temporal store to an aligned address, and what orders it before others.
+// - stream, fence: a non-temporal store to an aligned address, and the fence that orders it.
 #ifndef HSGD_CORE_KERNELS_REDUCE_KERNELS_HPP_
 #define HSGD_CORE_KERNELS_REDUCE_KERNELS_HPP_
 
@@ -49,7 +49,7 @@ inline void store(char* p, S s) {
   __builtin_memcpy(p, &s, sizeof s);
 }
 
-// load_part and store_part where there are no masks: pieces of 32, 16, ... 1 bytes.
+// load_part and store_part without masks: in pieces of 32, 16, ... 1 bytes.
 struct PartsByPieces {
   static void copy(char* to, const char* from, size_t bytes) {
     piece<32>(to, from, bytes);
@@ -80,8 +80,8 @@ struct PartsByPieces {
   }
 };
 
-// Formats: how elements lie in memory (Stored) and in a register (Value). narrow sees no NaN but
-// the one of Finish.
+// Formats: how elements lie in memory (Stored) and in a register (Value). The only NaN that
+// narrow() gets is the one of Finish.
 
 template <typename T, bool kIsFloat>
 struct Native {
@@ -136,8 +136,8 @@ struct Lanes {
   using S = typename VectorOf<typename F::Stored, kStoredBytes>::Type;
 };
 
-// Ops; `a` is the earlier input. `b != b` is "b is NaN", and false for integers. A NaN in `a`
-// stays, because it compares false.
+// Ops; `a` is the earlier input. `b != b` means "b is NaN" and is false for integers. A NaN in `a`
+// stays, because comparisons with it are false.
 
 struct Sum {
   template <typename V>
@@ -164,7 +164,7 @@ struct Max {
   }
 };
 
-// The last step: division, and one NaN for all. Integers have neither.
+// The last step: divides, and makes all NaNs equal. Does neither for integers.
 template <typename F, bool kFloat = F::kFloat>
 class Finish {
  public:
@@ -178,7 +178,7 @@ class Finish {
 template <typename F>
 class Finish<F, true> {
  public:
-  // Dividing by a power of two is multiplying by its inverse: the same bits, many times faster.
+  // Division by a power of two is multiplication by its inverse: the same bits, many times faster.
   explicit Finish(double divisor) : divisor_(static_cast<Value>(divisor)), inverse_(1 / divisor_) {
     const bool power = (bit_cast<uint64_t>(divisor) & 0xfffffffffffff) == 0;
     divides_ = divisor != 1;
@@ -198,11 +198,11 @@ class Finish<F, true> {
   bool divides_, multiplies_;
 };
 
-// One of the two outputs, and how vectors reach it.
+// One of the two outputs, and the kind of store for its vectors.
 template <typename I, typename S>
 class Output {
  public:
-  // `start`: the bytes before the first vector of the main loop.
+  // `start`: bytes before the first vector of the main loop.
   Output(void* data, Store store, size_t start)
       : data_(static_cast<char*>(data)),
         streams_(data != nullptr && store == Store::kNonTemporal &&
@@ -220,7 +220,7 @@ class Output {
       for (int u = 0; u < kGroup; ++u) store(p + u * sizeof(S), group[u]);
     }
   }
-  // For the vectors at the ends, which overlap those of the main loop.
+  // Stores vectors at the ends, which overlap those of the main loop.
   void put_end(size_t offset, S s) const {
     if (data_ != nullptr) store(data_ + offset, s);
   }
@@ -234,8 +234,8 @@ class Output {
   bool streams_;
 };
 
-// Reduces kGroup consecutive vectors of all inputs, `offset` bytes from their starts, read by
-// `read`. `ahead`: bytes to prefetch beyond; 0: none.
+// Reduces kGroup consecutive vectors of all inputs, `offset` bytes from their starts, with `read`
+// for loads. `ahead`: distance of the prefetch in bytes; 0: none.
 template <typename I, typename F, typename Op, int kGroup, typename Read>
 inline void combine(const ReduceArgs& args, const Finish<F>& finish, size_t offset, size_t ahead,
                     const Read& read, typename Lanes<I, F>::S (&result)[kGroup]) {
@@ -265,7 +265,7 @@ inline void combine(const ReduceArgs& args, const Finish<F>& finish, size_t offs
   for (int u = 0; u < kGroup; ++u) result[u] = F::template narrow<I, S>(finish(total[u]));
 }
 
-// Where the main loop starts: at the first aligned address of the output that wants it most.
+// Returns the start of the main loop: the first aligned address of the output that needs it most.
 template <typename S>
 inline size_t start_bytes(const ReduceArgs& args, size_t item_bytes) {
   const bool second =
@@ -274,9 +274,9 @@ inline size_t start_bytes(const ReduceArgs& args, size_t item_bytes) {
   return start % item_bytes == 0 ? start : 0;
 }
 
-// The vectors at both ends are computed before anything is stored and stored last: they overlap the
-// main loop, which so starts at an aligned address of the output and needs no scalar tail, also
-// when the output is one of the inputs.
+// Computes the vectors at both ends before any store, and stores them last: they overlap the main
+// loop. So the main loop starts at an aligned address of the output and needs no scalar tail, even
+// if the output is one of the inputs.
 template <typename I, typename F, typename Op>
 void reduce_pass(const ReduceArgs& args) noexcept {
   using S = typename Lanes<I, F>::S;
@@ -328,7 +328,8 @@ void reduce_pass(const ReduceArgs& args) noexcept {
   if (out.streams() || out2.streams()) I::fence();
 }
 
-// `count` bytes from the only input to the outputs. memcpy is faster where it is enough.
+// Copies `count` bytes from the only input to the outputs, with memcpy if that is enough: it is
+// faster.
 template <typename I>
 void copy_pass(const ReduceArgs& args) noexcept {
   if (args.out2 != nullptr || args.store == Store::kNonTemporal) {
@@ -359,8 +360,8 @@ void reduce(const ReduceArgs& args) noexcept {
   }
 }
 
-// From format F to G, one of which is float32. The last vector overlaps the one before it; arrays
-// below one vector are read and written in part.
+// Converts from format F to G; one of them is float32. The last vector overlaps the one before it;
+// arrays shorter than one vector are read and written in part.
 template <typename I, typename From, typename To>
 void convert(void* dst, const void* src, size_t count) noexcept {
   using V = typename VectorOf<float, I::kBytes>::Type;
@@ -410,7 +411,7 @@ ReduceFn select_op(hsgd_op op) noexcept {
   }
 }
 
-// Integers are added and multiplied unsigned, which wraps, and compared as what they are.
+// Integers are added and multiplied unsigned, which wraps, and compared with their own type.
 template <typename I>
 ReduceFn select(hsgd_dtype dtype, hsgd_op op) noexcept {
   switch (dtype) {

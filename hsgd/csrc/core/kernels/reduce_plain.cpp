@@ -1,4 +1,4 @@
-// The reduction kernels for any processor: 16-byte vectors where the compiler has them, integer
+// Reduction kernels for any processor: 16-byte vectors if the compiler has them, and integer
 // arithmetic for float16.
 #include "core/kernels/reduce_kernels.hpp"
 
@@ -18,8 +18,8 @@ struct Plain : PartsByPieces {
 
   static Words zero_extend(Halves half) { return __builtin_convertvector(half, Words); }
 
-  // Subnormal halves are shifted into the fraction of 2^-14, which is then subtracted: exact, and
-  // without a float32 subnormal that the processor may flush to zero.
+  // Subnormal halves are shifted into the fraction of 2^-14, then 2^-14 is subtracted. This is
+  // exact, and needs no float32 subnormal, which the processor may flush to zero.
   static Floats half_to_float(Halves stored) {
     const Words half = zero_extend(stored);
     const Words magnitude = (half & 0x7fff) << 13;
@@ -33,8 +33,8 @@ struct Plain : PartsByPieces {
     return bit_cast<Floats>(bits | (half & 0x8000) << 16);
   }
 
-  // Rounds to nearest even by an addition of integers, subnormal results by one of floats: the
-  // last bit of 0.5 is that of a subnormal half.
+  // Rounds to nearest even by adding integers, or floats if the result is subnormal: the last bit
+  // of 0.5 is that of a subnormal half.
   static Halves float_to_half(Floats value) {
     const Words bits = bit_cast<Words>(value);
     const Words magnitude = bits & 0x7fffffff;
@@ -59,7 +59,7 @@ struct Plain : PartsByPieces {
   }
   static void fence() { _mm_sfence(); }
 #else
-  // No portable way to ask for one: ordinary stores are right, if not as fast.
+  // There is no portable non-temporal store; ordinary stores are correct, but slower.
   template <typename S>
   static void stream(char* p, S s) {
     store(p, s);

@@ -14,7 +14,7 @@ void ElementUpdate::set_tensors(uint32_t layer, std::vector<Tensor> tensors) {
 }
 
 void ElementUpdate::forget() {
-  const std::lock_guard<std::mutex> lock(mutex_);  // an update has ended then
+  const std::lock_guard<std::mutex> lock(mutex_);  // no update is in progress then
   tensors_.clear();
 }
 
@@ -24,8 +24,8 @@ void ElementUpdate::set_rules(uint64_t version, Rules rules) {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   rules_[version] = std::move(rules);
-  // A layer may be one step behind the others, no more: its weights of the last step are needed for
-  // the gradient of the next.
+  // A layer may be at most one step behind the others: the gradient of its next step needs its
+  // weights of the last one.
   rules_.erase(rules_.begin(), rules_.lower_bound(version - std::min<uint64_t>(version, 1)));
 }
 

@@ -1,8 +1,8 @@
-// New weights without the program: SGD, whose update takes each element by itself.
+// ElementUpdate: computes new weights by plain SGD, without the program's optimizer.
 //
-// Owns what the program has told: where the tensors of a layer lie, and by which rules a step goes.
-// Says no, and does nothing, where it has not been told enough. Any thread may call it. The formula
-// is that of core/kernels/lars.hpp, without trust ratios. Never allocates tensors.
+// Holds what the program has set: the tensors of each layer and the rules of each step. Returns
+// false and does nothing if something is missing. Any thread may call it. The formula is that of
+// core/kernels/lars.hpp, without trust ratios. Never allocates tensors.
 #ifndef HSGD_CORE_KERNELS_SGD_UPDATE_HPP_
 #define HSGD_CORE_KERNELS_SGD_UPDATE_HPP_
 
@@ -19,21 +19,23 @@ namespace hsgd {
 class HSGD_API ElementUpdate {
  public:
   struct Tensor {
-    float* weight;   // nullptr: not told
+    float* weight;   // nullptr: not set
     float* buffer;   // of the momentum; nullptr: none
-    uint32_t group;  // whose rule it follows
+    uint32_t group;  // the group whose rule applies
   };
   struct Gradient {
-    const float* numbers;  // nullptr: there is none in this step
+    const float* numbers;  // nullptr: no gradient in this step
     uint64_t count;
   };
 
-  // Tensors of a layer in the order of its gradients. They stay until forget() has returned.
+  // Sets the tensors of a layer, in the order of its gradients. They must stay valid until forget()
+  // has returned.
   void set_tensors(uint32_t layer, std::vector<Tensor> tensors);
   void forget();
-  // Of the step `version`, one for each group. Throws HSGD_ERR_ARGUMENT for rules with a ratio.
+  // Sets the rules of the step `version`, one for each group. Throws HSGD_ERR_ARGUMENT for rules
+  // with a ratio.
   void set_rules(uint64_t version, std::vector<LarsRule> rules);
-  // The step `version` of a layer, in place. False: the program has to do it.
+  // Does the step `version` of a layer, in place. Returns false if the program has to do it.
   bool update(uint64_t version, uint32_t layer, const std::vector<Gradient>& gradients);
 
  private:

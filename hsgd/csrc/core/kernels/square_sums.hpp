@@ -1,9 +1,8 @@
-// The order in which squares of float32 are summed: the same on every instruction set.
+// sum_squares(): sums squares of float32 in the same order on every instruction set.
 //
-// Owns the walk over the elements; who walks computes what is squared. In an anonymous namespace,
-// as core/kernels/reduce_kernels.hpp is, and always inlined: the loops around it are compiled once
-// per instruction set. Products and sums are not fused (-ffp-contract=off), so all give the same
-// bits.
+// The caller computes each square. In an anonymous namespace, like core/kernels/reduce_kernels.hpp,
+// and always inlined: the loops around it are compiled once per instruction set. Products and sums
+// are not fused (-ffp-contract=off), so all instruction sets give the same bits.
 #ifndef HSGD_CORE_KERNELS_SQUARE_SUMS_HPP_
 #define HSGD_CORE_KERNELS_SQUARE_SUMS_HPP_
 
@@ -13,10 +12,10 @@
 namespace hsgd {
 namespace {
 
-constexpr uint64_t kSquareLanes = 64;  // partial sums side by side, whatever a register holds
-constexpr uint64_t kSquareRun = 4096;  // elements of which a float32 sum covers 1/kSquareLanes
+constexpr uint64_t kSquareLanes = 64;  // partial sums side by side, for any register width
+constexpr uint64_t kSquareRun = 4096;  // elements per run; a float32 sum covers 1/kSquareLanes
 
-// add(at, sum) adds the square of element `at` to `sum`; it is called once for each, in order.
+// Calls add(at, sum) once for each element in order; it adds the square of element `at` to `sum`.
 template <class Add>
 [[gnu::always_inline]] inline double sum_squares(uint64_t count, const Add& add) {
   double total = 0;

@@ -1,7 +1,7 @@
-// A checksum of words in host memory: the sum of each times its weight, modulo 2^64.
+// weighted_sum(): a checksum of words in host memory: the sum of word * weight, modulo 2^64.
 //
-// Owns the loop. Never allocates, and never changes what it reads. Memory bounds it: wider
-// registers gain little, so that it is compiled once, where it is called.
+// Never allocates. Memory bandwidth bounds it: wider registers gain little, so it is compiled only
+// once, in its caller.
 //
 // Source: Lemire, Kaser, "Strongly universal string hashing is fast", arXiv:1202.4961
 // (multilinear).
@@ -12,7 +12,7 @@
 
 namespace hsgd {
 
-// Local, never fails. Words count with their signs, as torch's int32 in a product with int64.
+// Local; never fails. Words are signed, like torch's int32 in a product with int64.
 inline int64_t weighted_sum(const int32_t* words, const int64_t* weights, uint64_t count) {
   uint64_t sum = 0;  // unsigned: it may overflow
   for (uint64_t i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-// Finding the folders of this process's cgroups, and reading limits from them.
+// Finds the folders of this process's cgroups, and reads limits from them.
 #include "core/os/cgroup.hpp"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace hsgd {
 namespace {
 
-// A controller, as /proc/self/cgroup names it: "" is version 2, which has one tree for all.
+// A controller in /proc/self/cgroup; "" is version 2, which has one tree for all controllers.
 struct Membership {
   bool found = false;
   std::string path;
@@ -27,7 +27,7 @@ bool has_word(const std::string& list, const std::string& word) {
   return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
 
-// "4:cpu,cpuacct:/job/7", for version 2 "0::/job/7".
+// Parses "4:cpu,cpuacct:/job/7", or for version 2 "0::/job/7".
 Membership membership_in(const std::vector<std::string>& lines, const std::string& controller) {
   for (const std::string& line : lines) {
     const size_t first = line.find(':');
@@ -54,8 +54,8 @@ std::string unescaped(const std::string& text) {
 
 // One line of /proc/self/mountinfo.
 struct Mount {
-  std::string top;    // the cgroup that is mounted
-  std::string place;  // where
+  std::string top;    // the mounted cgroup
+  std::string place;  // mount point
   std::string type;
   std::string options;  // of the file system: its controllers, for version 1
 };
@@ -73,15 +73,15 @@ Mount mount_of(const std::string& line) {
   return mount;
 }
 
-// The folders from the process's own cgroup up to the mounted one. Where a namespace hides the
-// path, or something else is mounted, the mounted cgroup is all there is.
+// Returns the folders from the process's own cgroup up to the mounted one. If a namespace hides the
+// path, or something else is mounted, returns the mounted cgroup only.
 std::vector<std::string> chain_of(const std::string& root, const Mount& mount,
                                   const Membership& membership) {
   const std::string top = mount.top == "/" ? "" : mount.top;
   const std::string& path = membership.path;
   const bool below = path.compare(0, top.size(), top) == 0 && path.find("/..") == std::string::npos;
   std::string rest = below ? path.substr(top.size()) : "";
-  if (!rest.empty() && rest[0] != '/') rest.clear();  // another one whose name begins alike
+  if (!rest.empty() && rest[0] != '/') rest.clear();  // another cgroup with the same prefix
   std::vector<std::string> chain;
   while (rest.size() > 1) {
     chain.push_back(root + mount.place + rest);
@@ -100,7 +100,7 @@ uint64_t number_of(const std::string& path, const std::string& key) {
   return 0;
 }
 
-// Names of files, and what of the page cache the kernel takes back when it is short.
+// Names of files, and of the page cache that the kernel can reclaim.
 struct MemoryFiles {
   const char* limit;
   const char* used;
@@ -112,7 +112,7 @@ constexpr MemoryFiles kNew = {"/memory.max", "/memory.current", "inactive_file"}
 
 uint64_t limit_of(const std::string& folder, const MemoryFiles& files) {
   const uint64_t limit = number_in(folder + files.limit, UINT64_MAX);
-  return limit >= uint64_t{1} << 62 ? UINT64_MAX : limit;  // version 1 says so where there is none
+  return limit >= uint64_t{1} << 62 ? UINT64_MAX : limit;  // version 1: this means no limit
 }
 
 uint64_t left_in(const std::string& folder, const MemoryFiles& files) {
@@ -130,7 +130,7 @@ uint64_t least(const std::vector<std::string>& chain, const MemoryFiles& files, 
   return least;
 }
 
-// Cores that a quota in microseconds is worth; whole ones, as ranks are.
+// Returns the whole cores of a quota in microseconds.
 int cores_worth(int64_t quota, int64_t period) {
   if (quota <= 0 || period <= 0) return INT_MAX;
   return static_cast<int>(std::clamp<int64_t>(quota / period, 1, INT_MAX));
@@ -152,7 +152,8 @@ int new_cores_in(const std::string& folder) {
   return file >> quota >> period ? cores_worth(quota, period) : INT_MAX;
 }
 
-// Without use_hierarchy (a choice before Linux 5.11) a cgroup's limit leaves those below alone.
+// Cuts the chain: without use_hierarchy (optional before Linux 5.11) a limit does not apply below
+// its cgroup.
 void end_where_limits_end(std::vector<std::string>* chain) {
   for (size_t i = 1; i < chain->size(); ++i) {
     if (number_in((*chain)[i] + "/memory.use_hierarchy", 1) == 0) return chain->resize(i);
@@ -169,8 +170,8 @@ Cgroups::Cgroups(const std::string& root) {
   end_where_limits_end(&memory_v1_);
 }
 
-// One hierarchy may be mounted in several places: what counts is the one from where most of the way
-// up from this process's own cgroup is seen.
+// A hierarchy may be mounted in several places: keeps the mount that shows most of the path up from
+// this process's own cgroup.
 void Cgroups::add_mount(const std::string& root, const std::string& line,
                         const std::vector<std::string>& memberships) {
   if (line.find("cgroup") == std::string::npos) return;

@@ -1,8 +1,7 @@
-// The limits that the cgroups of this process set on memory and on processor time.
+// Cgroups: reads the limits of this process's cgroups on memory and processor time.
 //
-// Owns where these are found: version 1, version 2 and both beside one another, mounted anywhere,
-// in a container or not. Any cgroup from the process's own up to the top of what is mounted may
-// carry a limit; the tightest one holds. Never changes anything.
+// Finds version 1, version 2 and both together, mounted anywhere, in a container or not. Any cgroup
+// from the process's own up to the top of the mount may have a limit; the lowest limit holds.
 // Source: Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst of Linux.
 #ifndef HSGD_CORE_OS_CGROUP_HPP_
 #define HSGD_CORE_OS_CGROUP_HPP_
@@ -15,11 +14,11 @@ namespace hsgd {
 
 class Cgroups {
  public:
-  // `root`: what the paths of /proc and of mounts begin with; tests have folders of their own.
+  // `root`: prefix of the paths of /proc and of mounts; tests use folders of their own.
   explicit Cgroups(const std::string& root = "");
-  uint64_t memory_left_bytes() const;   // UINT64_MAX: without limit
-  uint64_t memory_limit_bytes() const;  // the same
-  int cores() const;                    // that the quota is worth, at least 1; INT_MAX: no limit
+  uint64_t memory_left_bytes() const;   // UINT64_MAX: no limit
+  uint64_t memory_limit_bytes() const;  // UINT64_MAX: no limit
+  int cores() const;                    // cores of the quota, at least 1; INT_MAX: no limit
 
  private:
   // The folders of one controller, from the process's own cgroup upwards.

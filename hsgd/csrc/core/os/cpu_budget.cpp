@@ -9,7 +9,7 @@
 
 namespace hsgd {
 
-// Weak: tests pretend others.
+// Weak: tests replace it.
 __attribute__((weak)) Cores own_cores() {
   Cores cores{};
   cores.quota = Cgroups().cores();

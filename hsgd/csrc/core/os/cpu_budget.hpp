@@ -1,8 +1,7 @@
-// How many cores the ranks of a node may use together.
+// Counts the cores that the ranks of a node may use together.
 //
-// Owns the reading of affinity and cgroup quota. Launchers bind ranks to cores of their own, so one
-// rank's view says nothing: each describes its part, and what counts is the union. Never changes
-// anything.
+// Reads affinity and cgroup quota. Launchers bind each rank to its own cores, so the view of one
+// rank is not enough: each rank describes its part, and the union counts. Changes no affinity.
 #ifndef HSGD_CORE_OS_CPU_BUDGET_HPP_
 #define HSGD_CORE_OS_CPU_BUDGET_HPP_
 
@@ -10,7 +9,7 @@
 
 namespace hsgd {
 
-// What one process may use; lies in shared memory.
+// Cores that one process may use; lies in shared memory.
 struct Cores {
   static constexpr int kWords = 16;  // processors beyond 1024 are not counted
   uint64_t affinity[kWords];         // a bit per processor

@@ -1,4 +1,4 @@
-// The page that a child of fork finds empty.
+// Maps the page that a forked child finds empty.
 #include "core/os/fork_guard.hpp"
 
 #include <sys/mman.h>

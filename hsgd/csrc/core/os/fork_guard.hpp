@@ -1,7 +1,8 @@
-// Which process a communicator belongs to: a forked child inherits the handle, but is no rank.
+// Owner: tells whether this process made a communicator. A forked child inherits the handle,
+// but is no rank.
 //
-// Owns one page that the kernel empties in a child of fork (MADV_WIPEONFORK), so that the question
-// costs one load and no system call. Never acts on the answer.
+// Uses a page that the kernel clears in a forked child (MADV_WIPEONFORK), so the check costs one
+// load and no system call.
 #ifndef HSGD_CORE_OS_FORK_GUARD_HPP_
 #define HSGD_CORE_OS_FORK_GUARD_HPP_
 
@@ -14,7 +15,7 @@ class Owner {
   Owner(const Owner&) = delete;
   Owner& operator=(const Owner&) = delete;
 
-  // False in a child of the process that made this object.
+  // Returns false in a child of the process that made this object.
   bool is_this_process() const { return *mark_ == 1; }
   int pid() const { return pid_; }
 

@@ -1,4 +1,4 @@
-// Reading.
+// Reads files and folders.
 #include "core/os/kernel_file.hpp"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ uint64_t number_in(const std::string& path, uint64_t fallback) {
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
-  std::error_code error;  // instead of exceptions: an iterator that fails is at its end
+  std::error_code error;  // no exceptions: after a failure the iterator is at its end
   const std::filesystem::directory_iterator end;
   for (std::filesystem::directory_iterator entry(folder, error); entry != end;
        entry.increment(error)) {

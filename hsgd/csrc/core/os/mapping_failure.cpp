@@ -1,4 +1,4 @@
-// Reading the limits and saying which of them is in the way.
+// Reads the limits and finds the one that was reached.
 #include "core/os/mapping_failure.hpp"
 
 #include <sys/resource.h>
@@ -50,7 +50,7 @@ void fail_mapping(const char* what, size_t bytes, size_t (*available)(const std:
   const int code = errno;
   const std::string begin =
       text("%s: mapping %zu bytes failed: %s", what, bytes, std::strerror(code));
-  // EAGAIN: more than may be locked, where a program locks all that it maps.
+  // EAGAIN: the limit on locked memory, if the program locks all that it maps.
   if (code != ENOMEM && code != EAGAIN) throw Error(HSGD_ERR_SYSTEM, -1, begin);
   throw Error(
       HSGD_ERR_MEMORY, -1,

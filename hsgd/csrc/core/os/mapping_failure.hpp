@@ -1,7 +1,5 @@
-// Why the kernel maps no more, in numbers.
-//
-// Owns the wording: how much was wanted, which limits of this process there are and how far they
-// are used, and what to do. Never changes a limit.
+// fail_mapping(): explains why the kernel cannot map more memory: the bytes asked for, the limits
+// of this process and their use, and a remedy.
 #ifndef HSGD_CORE_OS_MAPPING_FAILURE_HPP_
 #define HSGD_CORE_OS_MAPPING_FAILURE_HPP_
 
@@ -10,9 +8,9 @@
 
 namespace hsgd {
 
-// Call at once after mmap() has failed: throws what errno says, HSGD_ERR_MEMORY for too little of
-// something. `what` was to be mapped.
-// `available`: tells the bytes of memory that are left; see core/os/shared_memory.hpp.
+// Throws the error of errno after mmap() has failed, HSGD_ERR_MEMORY if something ran out. Call it
+// at once after mmap(). `what`: name of what was to be mapped. `available`: returns the bytes of
+// memory that are left; see core/os/shared_memory.hpp.
 [[noreturn]] void fail_mapping(const char* what, size_t bytes,
                                size_t (*available)(const std::string& root));
 

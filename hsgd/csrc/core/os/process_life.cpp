@@ -19,8 +19,9 @@
 namespace hsgd {
 namespace {
 
-// By proc_pid_stat(5): the state stands behind the name, which may hold anything, and the number of
-// threads is the 18th field after it. A process whose first thread has ended is no zombie.
+// Parses /proc/PID/stat, see proc_pid_stat(5): the state stands after the name, which may hold any
+// character; the number of threads is the 18th field after it. A process whose first thread alone
+// has ended is not a zombie.
 bool is_zombie(const char* stat) {
   const char* name_end = std::strrchr(stat, ')');
   char state = 0;
@@ -37,13 +38,13 @@ bool is_zombie(const char* stat) {
 bool file_says_ended(int stat) {
   char text[1024];
   const ssize_t got = ::pread(stat, text, sizeof text - 1, 0);
-  if (got < 0) return errno == ESRCH;  // it was waited for
+  if (got < 0) return errno == ESRCH;  // it ended and was reaped
   text[got] = '\0';
   return is_zombie(text);
 }
 
-// The process that a pidfd means, in the PID namespace of this process; 0 where it has ended, or
-// has no number here. Files in /proc have that of their opener's namespace, so they get 0.
+// Returns the process of a pidfd, in the PID namespace of this process; 0 if it has ended or has no
+// number here. Files in /proc hold the number in their opener's namespace, so they get 0.
 int pid_of(const Fd& life) {
   char text[1024];
   std::snprintf(text, sizeof text, "/proc/self/fdinfo/%d", life.get());
@@ -54,7 +55,7 @@ int pid_of(const Fd& life) {
   return line == nullptr ? 0 : std::max(0, std::atoi(line + 5));
 }
 
-// A number means the same process as before while that one lives.
+// Returns true if both are one process. A number means the same process only while that one lives.
 bool are_same(const Fd& known, const Fd& other) {
   const int pid = known.valid() && other.valid() ? pid_of(known) : 0;
   return pid != 0 && pid == pid_of(other);
@@ -72,7 +73,7 @@ Fd own_life() {
 
 bool has_ended(const Fd& life) {
   if (!life.valid()) return false;
-  // A file can always be written, as far as poll() knows; a pidfd never.
+  // poll() reports a file always as writable, a pidfd never.
   pollfd watched{life.get(), POLLIN | POLLOUT, 0};
   if (::poll(&watched, 1, 0) <= 0) return false;
   return (watched.revents & POLLOUT) == 0 || file_says_ended(life.get());
@@ -83,7 +84,7 @@ std::shared_ptr<const WatchedProcess> ProcessWatch::add(Fd life, int pid) {
     forget(process);
     delete process;
   };
-  std::shared_ptr<WatchedProcess> known;  // released without the lock, which forget() takes
+  std::shared_ptr<WatchedProcess> known;  // released without the lock, because forget() takes it
   std::shared_ptr<WatchedProcess> added(new WatchedProcess, release);
   added->life_ = std::move(life);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -95,8 +96,8 @@ std::shared_ptr<const WatchedProcess> ProcessWatch::add(Fd life, int pid) {
   return added;
 }
 
-// What is passed on is one open file in all processes, which epoll follows until all have closed
-// it: so this must tell epoll when nobody watches the process any more.
+// The passed descriptor is one open file in all processes, and epoll follows it until all have
+// closed it. So this must remove it from epoll if the process is not watched any more.
 void ProcessWatch::follow(const std::shared_ptr<WatchedProcess>& process) {
   if (!epoll_.valid()) epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   process->id_ = ++last_id_;
@@ -126,11 +127,11 @@ void ProcessWatch::look() {
   std::vector<std::shared_ptr<WatchedProcess>> ended;  // released without the lock
   const std::lock_guard<std::mutex> lock(mutex_);
   const int count = ::epoll_wait(epoll_.get(), events, kAtOnce, 0);
-  for (int i = 0; i < count; ++i) {  // more are found at the next look
+  for (int i = 0; i < count; ++i) {  // the next look finds the others
     const auto found = by_id_.find(events[i].data.u64);
     std::shared_ptr<WatchedProcess> process =
         found == by_id_.end() ? nullptr : found->second.lock();
-    if (process == nullptr) continue;  // nobody watches it: forget() waits for the lock
+    if (process == nullptr) continue;  // not watched any more: forget() waits for the lock
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, process->life_.get(), nullptr);
     process->ended_.store(true, std::memory_order_relaxed);
     ended.push_back(std::move(process));

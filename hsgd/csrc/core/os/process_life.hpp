@@ -1,9 +1,9 @@
-// Whether another process lives: a descriptor of it that it passes on itself, one for each process
-// however many communicators watch it.
+// ProcessWatch: tells whether another process lives, through a descriptor that the other process
+// passes on. There is one descriptor per process, however many communicators watch it.
 //
-// Owns what such a descriptor is: a pidfd or, where the kernel or a filter of system calls refuses
-// one (before Linux 5.3, seccomp), its open /proc/self/stat. Both mean this very process, whatever
-// PID namespace the reader lives in and whoever gets its number later. Never waits.
+// The descriptor is a pidfd, or an open /proc/self/stat if the kernel or a seccomp filter refuses a
+// pidfd (before Linux 5.3). Both mean exactly this process, in any PID namespace, even if its
+// number is used again later. Never waits.
 #ifndef HSGD_CORE_OS_PROCESS_LIFE_HPP_
 #define HSGD_CORE_OS_PROCESS_LIFE_HPP_
 
@@ -18,17 +18,18 @@
 
 namespace hsgd {
 
-// Of this process; invalid where there is neither.
+// Returns the descriptor of this process; invalid if neither kind is available.
 Fd own_life();
 
-// False too where nobody can know: deadlines end waits for such a process. The number alone would
-// not do, which is another process's in another PID namespace.
+// Also returns false if it cannot be known: then deadlines end waits for the process. The pid is
+// not enough: in another PID namespace it is another process's number.
 bool has_ended(const Fd& life);
 
-// Another process, while somebody watches it.
+// Another process, while it is watched.
 class WatchedProcess {
  public:
-  // As ProcessWatch::look() has learned, or, where nothing tells that, as it is now.
+  // Returns the result of the last ProcessWatch::look(), or the present state if epoll does not
+  // follow the process.
   bool ended() const {
     return ended_.load(std::memory_order_relaxed) || (!is_followed_ && has_ended(life_));
   }
@@ -38,29 +39,28 @@ class WatchedProcess {
   Fd life_;
   uint64_t id_ = 0;
   bool is_followed_ = false;
-  std::atomic<bool> ended_{false};  // orders nothing: what a dead process wrote is there for long
+  std::atomic<bool> ended_{false};  // no ordering: the writes of a dead process are visible
 };
 
-// The processes that this one watches, each once, however many ask for it. Outlives them. May be
-// used by several threads.
+// The processes that this one watches, each once for all communicators. Outlives them. Thread-safe.
 class ProcessWatch {
  public:
-  // `life`: what the other process passed on. `pid`: the number that it goes by, in its namespace.
-  // Shared with whoever watches it already.
+  // Adds a process. `life`: the descriptor that it passed on. `pid`: its number in its own
+  // namespace. The result is shared with others that watch it already.
   std::shared_ptr<const WatchedProcess> add(Fd life, int pid);
-  // Learns which processes have ended: one system call, however many there are.
+  // Learns which processes have ended, with one system call for all.
   void look();
 
  private:
   void follow(const std::shared_ptr<WatchedProcess>& process);
   void forget(WatchedProcess* process);
 
-  const Owner owner_;  // a forked child has the same epoll instance, and leaves it as it is
+  const Owner owner_;  // a forked child has the same epoll instance and must not change it
   std::mutex mutex_;
-  Fd epoll_;  // while processes are watched; where there is none, each is asked by itself
+  Fd epoll_;  // while processes are watched; without it, each process is polled
   uint64_t last_id_ = 0;
-  std::map<uint64_t, std::weak_ptr<WatchedProcess>> by_id_;  // those that epoll follows
-  std::map<int, std::weak_ptr<WatchedProcess>> by_pid_;      // the newest that goes by it
+  std::map<uint64_t, std::weak_ptr<WatchedProcess>> by_id_;  // processes that epoll follows
+  std::map<int, std::weak_ptr<WatchedProcess>> by_pid_;      // the newest process with this pid
 };
 
 }  // namespace hsgd

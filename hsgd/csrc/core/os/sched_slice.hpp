@@ -1,14 +1,12 @@
-// Threads that sleep nearly always and shall run at once when they are woken.
-//
-// Owns the question to the scheduler. Needs no privilege, and never takes more than a fair share of
-// a core: it asks for shorter turns.
+// Short time slices for threads that nearly always sleep and must run at once after a wake-up.
+// Needs no privilege; the thread never gets more than its fair share of a core.
 #ifndef HSGD_CORE_OS_SCHED_SLICE_HPP_
 #define HSGD_CORE_OS_SCHED_SLICE_HPP_
 
 namespace hsgd {
 
-// Of the calling thread. Does nothing where the kernel does not know such turns (before
-// Linux 6.12).
+// Asks for short slices for the calling thread. Does nothing before Linux 6.12, which introduced
+// them.
 void ask_for_short_turns() noexcept;
 
 }  // namespace hsgd

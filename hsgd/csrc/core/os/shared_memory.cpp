@@ -1,4 +1,4 @@
-// memfd segments and the memory check before they are allocated.
+// Makes memfd segments, and checks the memory before they are allocated.
 #include "core/os/shared_memory.hpp"
 
 #include <fcntl.h>
@@ -22,12 +22,12 @@
 namespace hsgd {
 namespace {
 
-constexpr int kCollapse = 25;  // MADV_COLLAPSE: Linux 6.1, newer than the headers may be
-constexpr size_t kCollapseBytes = 2 * kHugePage;  // at a time: the clock is looked at in between
+constexpr int kCollapse = 25;  // MADV_COLLAPSE: Linux 6.1, newer than some headers
+constexpr size_t kCollapseBytes = 2 * kHugePage;  // at a time: the clock is read in between
 constexpr auto kPageLimit = std::chrono::milliseconds(8);  // for a huge page, on average
 
-// Addresses that nobody else maps something into meanwhile; those of large ranges begin at a
-// multiple of a huge page, without which no huge page can be mapped there.
+// Reserves addresses, so that no other thread maps something there meanwhile. Large ranges begin at
+// a multiple of a huge page; otherwise no huge page can be mapped there.
 void* reserve(size_t bytes) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   const size_t slack = bytes < kLargeSegment ? 0 : kHugePage;
@@ -57,15 +57,15 @@ void* map_file(int fd, size_t begin, size_t bytes, int more) {
   return address;
 }
 
-// Gives a range without pages huge ones, from `first` on, as far as the kernel has them soon: a
-// rank that walks through 100 MB then needs 50 entries of a page table and not 25,000. Says nothing
-// where it cannot; posix_fallocate() adds what is left.
+// Gives a range without pages huge pages, from `first` on, if the kernel has them soon: 100 MB then
+// need 50 page-table entries instead of 25,000. If it fails, it reports nothing; posix_fallocate()
+// adds the rest.
 //
-// MADV_COLLAPSE does so whatever /sys/kernel/mm/transparent_hugepage/shmem_enabled says, unless
-// that is "deny" (commit 7c6c6cc4d3a2 of Linux). It takes ranges in which there is a page; the rest
-// of them becomes zeros, so nothing is copied but that one. Where memory is in pieces, the kernel
-// moves other pages out of the way first; the limit grows with the segment, so that many small ones
-// wait no longer than a large one.
+// MADV_COLLAPSE works with any value of /sys/kernel/mm/transparent_hugepage/shmem_enabled except
+// "deny" (commit 7c6c6cc4d3a2 of Linux). It needs one page in each range and fills the rest with
+// zeros, so only that page is copied. If memory is fragmented, the kernel first moves other pages
+// away. The time limit grows with the segment, so that many small segments wait no longer than a
+// large one.
 void add_huge_pages(int fd, size_t first, size_t bytes) {
   const size_t whole = bytes / kHugePage * kHugePage;
   void* range = map_file(fd, first, whole, 0);
@@ -86,13 +86,13 @@ void add_huge_pages(int fd, size_t first, size_t bytes) {
 
 }  // namespace
 
-// Weak, so that tests with ranks as threads can have all of them share one mapping: the thread
-// sanitizer sees no race through two.
+// Weak: tests that run ranks as threads replace it with one shared mapping, because the thread
+// sanitizer sees no race between two mappings.
 __attribute__((weak)) void* map_shared(int fd, size_t bytes, bool populated) {
   return map_file(fd, 0, bytes, populated ? MAP_POPULATE : 0);
 }
 __attribute__((weak)) void unmap_shared(void* address, size_t bytes) { ::munmap(address, bytes); }
-// The same pages at the same addresses: MADV_POPULATE_WRITE is of Linux 5.14 only.
+// Maps the same pages at the same addresses again: MADV_POPULATE_WRITE needs Linux 5.14.
 __attribute__((weak)) bool populate_shared(void* mapping, int fd, size_t begin, size_t bytes) {
   constexpr int kFlags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
   return ::mmap(static_cast<std::byte*>(mapping) + begin, bytes, PROT_READ | PROT_WRITE, kFlags, fd,

@@ -1,4 +1,4 @@
-// Signals and the threads of the core. Owns one class that a thread is started under.
+// SignalsBlocked: blocks signals while a thread of the core is started.
 #ifndef HSGD_CORE_OS_SIGNAL_MASK_HPP_
 #define HSGD_CORE_OS_SIGNAL_MASK_HPP_
 
@@ -9,7 +9,7 @@
 
 namespace hsgd {
 
-// Signals are for the program's own threads: a handler that wakes a sleeping call must run there.
+// Signals go to the program's own threads: a handler that wakes a sleeping call must run there.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

@@ -11,8 +11,8 @@
 
 namespace hsgd {
 
-// Neither call uses FUTEX_PRIVATE_FLAG: the word lies in memory that several processes map. Weak:
-// tests count them.
+// The futex calls do not use FUTEX_PRIVATE_FLAG: several processes map the word. Weak: tests count
+// the calls.
 __attribute__((weak)) void futex_wait(std::atomic<uint32_t>& word, uint32_t expected,
                                       int64_t timeout_ns) {
   timespec timeout{};
@@ -40,7 +40,7 @@ void Waiter::Idle::pause() {
     cpu_relax();
     return;
   }
-  // A message that is under way takes many looks, and a sleep between two of them is long for it.
+  // A message in flight takes many looks, and a sleep between two looks would delay it for long.
   constexpr int64_t kDrivenYieldNs = 20'000'000;
   if (yield_end_ns_ == 0) {
     yield_end_ns_ =
@@ -59,11 +59,13 @@ int64_t Waiter::Idle::next_sleep_ns(int64_t max_sleep_ns) {
   const int64_t longest =
       std::min({policy_.sleep_ns, max_sleep_ns, driven_ ? kDrivenSleepNs : INT64_MAX});
   if (policy_.all_rings) return longest;
-  // What cannot ring, such as a message, is noticed late by that share of the wait at most.
+  // Something that cannot ring, such as a message, is noticed late by at most this share of the
+  // wait.
   return std::min(longest, std::max(kFirstSleepNs, (now - sleeps_since_ns_) / kShare));
 }
 
-// False before the first sleep, or when that would have come: reading the clock takes its time.
+// Returns false before the first sleep, or before the time of the first one: reading the clock
+// takes time.
 bool Waiter::Idle::time_to_check() {
   if (yield_end_ns_ >= 0) return false;
   const int64_t now = now_ns();

@@ -1,10 +1,9 @@
-// Waiting without burning a core that somebody needs: spin, yield, then sleep on a futex in shared
+// Waiting that leaves the core to other threads: spin, yield, then sleep on a futex in shared
 // memory.
 //
-// Owns deadlines, the tick clock and the doorbell protocol. A rank sleeps on a doorbell of its own
-// or of its group; whoever changes a flag that they may wait for rings it, which is a system call
-// only when one of them really sleeps. Never waits without a deadline, and never knows what is
-// waited for.
+// Holds deadlines, the tick clock and the doorbell protocol. A rank sleeps on its own doorbell or
+// on its group's. The writer of a flag that sleepers may wait for rings the doorbell; this is a
+// system call only if a rank really sleeps. Never waits without a deadline.
 #ifndef HSGD_CORE_OS_WAIT_HPP_
 #define HSGD_CORE_OS_WAIT_HPP_
 
@@ -32,7 +31,8 @@ inline int64_t now_ns() {
       .count();
 }
 
-// A counter that costs a few nanoseconds to read; TickClock converts differences to nanoseconds.
+// Returns a counter that takes a few nanoseconds to read; TickClock converts differences to
+// nanoseconds.
 inline uint64_t ticks() {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -44,7 +44,7 @@ inline uint64_t ticks() {
 class TickClock {
  public:
   TickClock() : start_ticks_(ticks()), start_ns_(now_ns()) {}
-  // Nanoseconds for a difference of ticks, at the mean rate since construction.
+  // Returns the nanoseconds of a difference of ticks, at the mean rate since construction.
   uint64_t to_ns(uint64_t tick_count) const {
     const auto passed = static_cast<double>(ticks() - start_ticks_);
     if (passed <= 0) return 0;
@@ -57,7 +57,7 @@ class TickClock {
   int64_t start_ns_;
 };
 
-// What a waiting rank looks at now and then; throws when waiting has become pointless.
+// A check that a waiting rank makes now and then; it throws if the wait cannot succeed any more.
 class Watch {
  public:
   virtual ~Watch() = default;
@@ -68,7 +68,7 @@ class Deadline {
  public:
   using Interrupted = int (*)();  // of hsgd_options; may be nullptr
 
-  // `watch`: what else may end the wait; may be nullptr.
+  // `watch`: another check that may end the wait; may be nullptr.
   explicit Deadline(double timeout_s, Interrupted interrupted = nullptr, Watch* watch = nullptr)
       : timeout_s_(timeout_s),
         end_ns_(now_ns() + static_cast<int64_t>(timeout_s * 1e9)),
@@ -77,10 +77,11 @@ class Deadline {
   int64_t remaining_ns() const { return end_ns_ - now_ns(); }
   bool passed() const { return remaining_ns() <= 0; }
   double timeout_s() const { return timeout_s_; }
-  // Whoever waits for the deadline asks this now and then, and gives up when it is true.
+  // Returns true if the wait was interrupted. Code that waits for the deadline asks this now and
+  // then, and gives up if it is true.
   bool interrupted() const { return interrupted_ != nullptr && interrupted_() != 0; }
   bool has_watch() const { return watch_ != nullptr; }
-  // One from now on that the same things may end early.
+  // Returns a deadline from now on, with the same interruption and watch.
   Deadline renewed(double timeout_s) const { return Deadline(timeout_s, interrupted_, watch_); }
   void check_watch() const {
     if (watch_ != nullptr) watch_->check();
@@ -93,8 +94,8 @@ class Deadline {
   Watch* watch_;
 };
 
-// Lies in shared memory. `asleep` counts those that sleep or are about to; `rings` is incremented
-// by anybody.
+// Lies in shared memory. `asleep` counts the threads that sleep or are about to; any rank
+// increments `rings`.
 struct alignas(64) Doorbell {
   std::atomic<uint32_t> rings;
   std::atomic<uint32_t> asleep;
@@ -102,13 +103,12 @@ struct alignas(64) Doorbell {
 static_assert(sizeof(Doorbell) == 64, "one cache line");
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns);
-int futex_wake(std::atomic<uint32_t>& word, int most);  // how many it woke
-void pause_ms(int64_t ms);                              // below 1000; a signal may shorten it
+int futex_wake(std::atomic<uint32_t>& word, int most);  // returns how many threads it woke
+void pause_ms(int64_t ms);  // ms is below 1000; a signal may shorten the pause
 
-// Call after a sequentially consistent store to the flag. That store and this load are ordered, as
-// are the sleeper's change of `asleep` and its last look at the flag: one of the two sees the
-// other, so no wake-up is lost.
-// Wakes at most so many, and says how many it woke.
+// Wakes at most `most` sleepers and returns how many it woke. Call it after a sequentially
+// consistent store to the flag. That store and this load are ordered, and so are the sleeper's
+// change of `asleep` and its last look at the flag: one side sees the other, so no wake-up is lost.
 inline int ring(Doorbell& bell, int most = INT_MAX) {
   if (bell.asleep.load(std::memory_order_seq_cst) == 0) return 0;
   bell.rings.fetch_add(1, std::memory_order_seq_cst);
@@ -117,9 +117,9 @@ inline int ring(Doorbell& bell, int most = INT_MAX) {
 
 enum class Step { kDone, kProgress, kIdle };
 
-// Has `watch` look, and `step` once more where waiting has become pointless: what came since its
-// last look counts. Between the two a process may have been stopped for longer than its deadline.
-// An interruption is what the user wants, whatever came.
+// Calls `watch`; if it throws because the wait cannot succeed any more, calls `step` once more,
+// because something may have come since its last call: this process may have been stopped in
+// between for longer than its deadline. An interruption by the user is passed on in any case.
 template <class StepFunction>
 Step check_once(StepFunction& step, Watch& watch) {
   try {
@@ -137,19 +137,18 @@ struct WaitPolicy {
   int spin = 64;                  // pauses before yielding; 0 when ranks outnumber cores
   int64_t yield_ns = 50'000;      // then yield that long before sleeping
   int64_t sleep_ns = 20'000'000;  // longest sleep between two looks at the peers
-  bool all_rings = false;         // nothing comes that does not ring: looks are for the peers alone
+  bool all_rings = false;         // everything waited for rings: looks are only for the peers
   int (*progress)() = nullptr;    // of hsgd_options
-  bool may_stay_awake = false;    // while `progress` says so; not where ranks outnumber cores
+  bool may_stay_awake = false;  // while `progress` returns non-zero; false if ranks outnumber cores
 };
 
 class Waiter {
  public:
   Waiter(Doorbell& bell, const WaitPolicy& policy) : bell_(bell), policy_(policy) {}
 
-  // Calls `step`, which must not block, until it says kDone. Returns the ticks spent idle; the
-  // first polls of a spell are not counted, as reading the clock takes longer than they do.
-  // `max_sleep_ns` bounds a single sleep: small when `step` drives something that cannot ring, such
-  // as MPI.
+  // Calls `step`, which must not block, until it returns kDone. Returns the ticks spent idle,
+  // without the first polls of a spell: reading the clock takes longer than they do. `max_sleep_ns`
+  // bounds a single sleep; it is small if `step` drives something that cannot ring, such as MPI.
   template <class StepFunction>
   uint64_t run(StepFunction&& step, Watch& watch, int64_t max_sleep_ns) {
     uint64_t idle_ticks = 0;
@@ -175,14 +174,14 @@ class Waiter {
   }
 
  private:
-  // One spell without progress: polls, then pauses, then yields, then may sleep, unless what it
-  // drives keeps it awake.
+  // One spell without progress: polls, then pauses, then yields, then may sleep, unless `progress`
+  // keeps it awake.
   class Idle {
    public:
     explicit Idle(const WaitPolicy& policy) : policy_(policy) {}
     bool may_sleep() const { return yield_end_ns_ < 0 && !(driven_ && policy_.may_stay_awake); }
     void drive() { driven_ = policy_.progress != nullptr && policy_.progress() != 0; }
-    // True while it is too early to pause: a line that is on its way arrives sooner than that.
+    // Returns true while it is too early to pause: a cache line on its way arrives sooner.
     bool polls() { return pauses_ < std::min(policy_.spin, kPolls) && ++pauses_ > 0; }
     void pause();
     int64_t next_sleep_ns(int64_t max_sleep_ns);
@@ -195,10 +194,10 @@ class Waiter {
     int64_t yield_end_ns_ = 0;  // 0: not yielding yet, < 0: yielded enough
     int64_t sleeps_since_ns_ = 0;
     int64_t checked_ns_ = 0;
-    bool driven_ = false;  // there may be more to drive
+    bool driven_ = false;  // `progress` may have more to do
   };
 
-  struct Asleep {  // also when what is looked at throws
+  struct Asleep {  // also resets the count if `step` throws
     explicit Asleep(Doorbell& of) : bell(of) {
       bell.asleep.fetch_add(1, std::memory_order_seq_cst);
     }
@@ -213,7 +212,7 @@ class Waiter {
     Step state;
     {
       const Asleep asleep(bell_);
-      // Orders it before the loads in `step`, which are acquire loads only; see ring().
+      // Orders `asleep` before the loads in `step`, which are only acquire loads; see ring().
       std::atomic_thread_fence(std::memory_order_seq_cst);
       const uint32_t rings = bell_.rings.load(std::memory_order_seq_cst);
       state = step();  // the last look, after `asleep` is visible

@@ -1,4 +1,4 @@
-// Writing a record, so that a reader never takes half of a change for a whole one.
+// Writes a record so that a reader never takes half a change for a whole one.
 #include "core/status/status_note.hpp"
 
 #include <algorithm>
@@ -11,16 +11,16 @@
 namespace hsgd {
 namespace {
 
-// Some milliseconds late at most, and several times cheaper than now_ns(), on the same scale.
+// Returns the time of now_ns(), at most some milliseconds late, and several times cheaper.
 int64_t coarse_now_ns() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// A change of the record (a sequence lock). The fence orders the odd version before the change, and
-// the release the change before the even one: a reader that sees the same even version before and
-// after its copy has seen no part of a change.
+// A change of the record (a sequence lock). The fence orders the odd version before the change, the
+// release orders the change before the even version. So a reader that sees the same even version
+// before and after its copy has seen no part of a change.
 class Change {
  public:
   explicit Change(StatusRecord& record)
@@ -113,7 +113,7 @@ void StatusNote::begin_call(uint64_t sequence, const Signature& signature, uint6
 void StatusNote::end_call(bool well) {
   const Change change(record_);
   record_.finished += well ? 1 : 0;
-  // A call that never looked at the others was short: its beginning will do.
+  // A call that never looked at the others was short: its start time is kept.
   if (record_.looked_ns != 0) record_.since_ns = coarse_now_ns();
   record_.in_call = 0;
 }

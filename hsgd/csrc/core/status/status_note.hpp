@@ -1,9 +1,8 @@
-// What one rank says of itself in one communicator, for `hsgd status`.
+// StatusNote: writes the state of one rank in one communicator, for `hsgd status`.
 //
-// Owns one record of the process's page, for as long as the communicator lives, and all that is
-// written there. A call costs some fifteen stores into one line and one look at a coarse clock,
-// and nobody waits for readers. One thread writes at a time. Never reads what it wrote for another
-// purpose.
+// Owns one record of the process's page, for as long as the communicator lives. A call costs about
+// fifteen stores into one cache line and one read of a coarse clock, and never waits for readers.
+// One thread writes at a time.
 #ifndef HSGD_CORE_STATUS_STATUS_NOTE_HPP_
 #define HSGD_CORE_STATUS_STATUS_NOTE_HPP_
 
@@ -17,7 +16,7 @@
 
 namespace hsgd {
 
-// Where the rank stands; see Place.
+// Position of the rank; see Place.
 struct StatusPlace {
   int rank, size;
   int local_rank, local_size;
@@ -26,32 +25,32 @@ struct StatusPlace {
 
 class StatusNote {
  public:
-  // `page` may be nullptr: then nothing is said. `path`: where the ranks of the node meet.
+  // `page` may be nullptr: then nothing is written. `path`: where the ranks of the node meet.
   StatusNote(std::shared_ptr<StatusPage> page, const StatusPlace& place, const std::string& path);
   ~StatusNote();
   StatusNote(const StatusNote&) = delete;
   StatusNote& operator=(const StatusNote&) = delete;
 
-  // The set-up is over. `id`: the same on all ranks.
+  // Marks the end of the set-up. `id`: the same on all ranks.
   void open(uint64_t id);
   void begin_call(uint64_t sequence, const Signature& signature, uint64_t bytes,
                   const hsgd_label* label);
   void end_call(bool well);
-  // This rank waits, and has just looked at the others. Either may be -1.
+  // Notes that this rank waits and has just looked at the others. Either argument may be -1.
   void look(int awaited, int awaited_node);
-  // `is_first`: of the ranks of its node.
+  // Notes the error that broke the communicator. `is_first`: on this node, this rank failed first.
   void fail(const Error& error, bool is_first);
-  // Hosts of all nodes, separated by commas; one process of each node says them.
+  // Adds the hosts of all nodes, separated by commas; one process of each node calls this.
   void tell_hosts(const std::string& names);
 
  private:
   std::shared_ptr<StatusPage> page_;
-  StatusRecord* taken_;  // nullptr: there is none, and what is written goes to `unread_`
+  StatusRecord* taken_;  // nullptr: no record was free; writes go to `unread_`
   StatusRecord unread_{};
   StatusRecord& record_;
 };
 
-// A number for texts and words that all ranks know, FNV-1a; never 0.
+// Returns an FNV-1a hash of data that all ranks know; never 0.
 HSGD_API uint64_t status_id(const void* data, size_t bytes);
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Making the file, and giving out its records.
+// Makes the file and hands out its records.
 #include "core/status/status_page.hpp"
 
 #include <sys/mman.h>
@@ -13,13 +13,13 @@
 namespace hsgd {
 namespace {
 
-// Readers look for it. Another name than that of memory which ranks share.
+// Readers search for this name; it differs from the name of memory that ranks share.
 constexpr char kName[] = "status-of-hsgd";
-// Of addresses; pages are allocated as records are taken and hosts are told.
+// Address range; pages are allocated as records are taken and hosts are added.
 constexpr size_t kRecordsBytes = 256 << 10;
 constexpr uint32_t kMostHosts = 4096;
 constexpr size_t kBytes = kRecordsBytes + kMostHosts * kHostBytes;
-constexpr size_t kPage = 4096;  // allocated at a time
+constexpr size_t kPage = 4096;  // bytes allocated at a time
 constexpr uint32_t kCapacity = kRecordsBytes / sizeof(StatusRecord) - 1;
 
 }  // namespace
@@ -31,7 +31,7 @@ StatusPage::StatusPage(Segment segment) : segment_(std::move(segment)), allocate
   own.capacity = kCapacity;
   own.hosts_begin = kRecordsBytes;
   own.version = kStatusVersion;
-  // Partner: a reader in another process. Forbids that it knows the page before the rest is there.
+  // Partner: a reader in another process. A reader that sees the magic sees the rest of the header.
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(own.magic, kStatusMagic, sizeof own.magic);
 }
@@ -71,8 +71,7 @@ StatusRecord* StatusPage::take() {
     return nullptr;
   }
   auto* record = new (segment_.data() + begin) StatusRecord{};
-  // Partner: a reader in another process. Forbids that it takes a record to be in use whose memory
-  // is not there.
+  // Partner: a reader in another process. A reader that sees a record as used sees its memory.
   header().used.store(used + 1, std::memory_order_release);
   return record;
 }
@@ -86,7 +85,7 @@ void StatusPage::add_hosts(const std::vector<std::string>& names) {
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
     for (const std::string& name : names) add_host(name);
-  } catch (const std::exception&) {  // no memory: those that are missing are not named
+  } catch (const std::exception&) {  // out of memory: the missing hosts have no names
   }
 }
 
@@ -100,7 +99,7 @@ void StatusPage::add_host(const std::string& name) {
     allocated_hosts_bytes_ += kPage;
   }
   std::memcpy(segment_.data() + kRecordsBytes + begin, name.c_str(), name.size() + 1);
-  // Partner: a reader in another process. Forbids that it takes a name that is not there.
+  // Partner: a reader in another process. A reader that sees the count sees the name.
   header().hosts.store(count + 1, std::memory_order_release);
 }
 

@@ -1,10 +1,11 @@
-// The memory in which a process says what its communicators do, for `hsgd status`.
+// StatusPage: memory in which a process publishes the state of its communicators, for `hsgd
+// status`.
 //
-// Owns a small file in memory that stays open while the process has communicators: another process
-// of the same user finds it among the descriptors in /proc, by its name, and reads it whatever this
-// one does, stopped or hanging. It costs one descriptor and a page of 4 KiB for ten communicators,
-// and in one process of each node another one for the names of 64 hosts.
-// Never fails a communicator: where there is no memory or descriptor for it, nothing is said.
+// Owns a small file in memory that stays open while the process has communicators. Another process
+// of the same user finds it by name among the descriptors in /proc, and can read it even if this
+// process is stopped or hangs. It costs one descriptor and a page of 4 KiB for ten communicators;
+// one process of each node has another page for the names of 64 hosts. Never fails a communicator:
+// without memory or a descriptor for it, nothing is published.
 #ifndef HSGD_CORE_STATUS_STATUS_PAGE_HPP_
 #define HSGD_CORE_STATUS_STATUS_PAGE_HPP_
 
@@ -21,15 +22,15 @@ namespace hsgd {
 
 class StatusPage {
  public:
-  // nullptr where it cannot be had.
+  // Returns nullptr if memory or a descriptor is missing.
   static std::shared_ptr<StatusPage> make();
 
-  // A record that is all zero but for its version; nullptr where there is none. From any thread.
+  // Returns a record that is all zero except its version; nullptr if none is free. Thread-safe.
   StatusRecord* take();
   void give_back(StatusRecord* record);
-  // Hosts of all nodes of a communicator; what is known or too long is left out. From any thread.
+  // Adds the hosts of all nodes of a communicator, except known and too long names. Thread-safe.
   void add_hosts(const std::vector<std::string>& names);
-  // False in a forked child, which must not write into it.
+  // Returns false in a forked child, which must not write into the page.
   bool is_mine() const;
 
  private:
@@ -40,15 +41,15 @@ class StatusPage {
   Segment segment_;
   size_t allocated_bytes_;
   size_t allocated_hosts_bytes_ = 0;
-  std::mutex mutex_;  // guards what is free, and the header
+  std::mutex mutex_;  // guards the free records and the header
   std::unordered_set<std::string> hosts_;
   std::vector<StatusRecord*> free_;
 };
 
-// The page of a process, which goes with the last of its communicators.
+// The page of a process; it is freed with the last communicator.
 class StatusPages {
  public:
-  std::shared_ptr<StatusPage> get();  // nullptr where there is none; from any thread
+  std::shared_ptr<StatusPage> get();  // nullptr if there is none; thread-safe
 
  private:
   std::mutex mutex_;

@@ -1,4 +1,4 @@
-// Lists of processors, and which of them hold all that a process may use.
+// Parses lists of processors and finds those that hold all processors of a process.
 #include "core/topology/cpu_topology.hpp"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ CpuSet set_of(const Cores& cores) {
   return cpus;
 }
 
-// -1 for an empty set.
+// Returns the lowest processor of the set; -1 if the set is empty.
 int32_t lowest(const CpuSet& cpus) {
   for (int cpu = 0; cpu < kMostCpus; ++cpu) {
     if (cpus[static_cast<size_t>(cpu)]) return cpu;
@@ -33,7 +33,8 @@ int32_t lowest(const CpuSet& cpus) {
 
 bool lies_in(const CpuSet& inner, const CpuSet& outer) { return (inner & ~outer).none(); }
 
-// "0-3,8", without processors that Cores has no bit for. Empty where the file is no such list.
+// Parses "0-3,8", without processors that have no bit in Cores. Returns an empty set if the file is
+// no such list.
 CpuSet cpus_in(const std::string& path) {
   std::istringstream file = contents_of(path);
   CpuSet cpus;
@@ -52,8 +53,8 @@ CpuSet cpus_in(const std::string& path) {
   return ended ? cpus : CpuSet{};
 }
 
-// Those that share the cache of the highest level that the processor's files describe. The kernel
-// lists it last: from there on downwards little more than levels is read.
+// Returns the processors that share the highest cache level in the processor's files. The kernel
+// lists this level last, so the search begins there and reads little else.
 CpuSet sharing_cache(const std::string& cpu_folder, int cpu) {
   CpuSet shared;
   uint64_t highest = 0;
@@ -64,7 +65,7 @@ CpuSet sharing_cache(const std::string& cpu_folder, int cpu) {
     const uint64_t level = number_in(folder + "/level", 0);
     if (level <= highest || contents_of(folder + "/type").str() == "Instruction\n") continue;
     const CpuSet cpus = cpus_in(folder + "/shared_cpu_list");
-    if (!cpus[static_cast<size_t>(cpu)]) continue;  // a list without its own processor is none
+    if (!cpus[static_cast<size_t>(cpu)]) continue;  // a list without its own processor is not valid
     shared = cpus;
     highest = level;
   }
@@ -77,7 +78,7 @@ CpuSet sharing_package(const std::string& cpu_folder) {
                     : cpus_in(cpu_folder + "/topology/core_siblings_list");  // its older name
 }
 
-// The number in "node3", or -1.
+// Returns the number in "node3", or -1.
 int32_t node_number(const std::string& name) {
   constexpr size_t kPrefix = 4;
   const bool is_node = name.size() > kPrefix && name.size() < kPrefix + 6 &&
@@ -86,7 +87,7 @@ int32_t node_number(const std::string& name) {
   return is_node ? std::atoi(name.c_str() + kPrefix) : -1;
 }
 
-// Nodes of memory alone have no processors, and hold nobody.
+// Skips nodes that have memory only: they have no processors.
 int32_t numa_of(const CpuSet& own, const std::string& nodes) {
   bool known = false;
   for (const std::string& name : names_in(nodes)) {
@@ -104,7 +105,7 @@ int32_t numa_of(const CpuSet& own, const std::string& nodes) {
 CpuPlace place_of(const Cores& cores, const std::string& root) {
   const std::string system = root + "/sys/devices/system";
   CpuSet own = set_of(cores);
-  // An affinity may name processors that are offline: those have neither files nor processes.
+  // An affinity may name offline processors: those have no files and run no processes.
   const CpuSet online = cpus_in(system + "/cpu/online");
   if ((own & online).any()) own &= online;
   const int32_t first = lowest(own);
@@ -119,7 +120,7 @@ CpuPlace place_of(const Cores& cores, const std::string& root) {
   return place;
 }
 
-// Weak: tests pretend others.
+// Weak: tests replace it.
 __attribute__((weak)) int numa_nodes_with_cpus(const std::string& root) {
   const CpuSet nodes =
       cpus_in(root + "/sys/devices/system/node/has_cpu");  // a list of the same form

@@ -1,4 +1,4 @@
-// Adapters in the folders of their classes.
+// Reads the adapters in the folders of their classes.
 #include "core/topology/nic_locality.hpp"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ int numa_of_device(const std::string& folder) {
   return file >> numa && numa >= 0 ? numa : -1;
 }
 
-// "4: ACTIVE"
+// Returns true if a port's state is "4: ACTIVE".
 bool has_active_port(const std::string& folder) {
   for (const std::string& port : names_in(folder + "/ports")) {
     const std::string state = contents_of(folder + "/ports/" + port + "/state").str();
@@ -35,7 +35,8 @@ bool has_active_port(const std::string& folder) {
   return false;
 }
 
-// Bridges, bonds and the like have no device. Some drivers never say whether there is a carrier.
+// Returns false for bridges, bonds and the like, which have no device. Some drivers do not report a
+// carrier.
 bool is_physical_and_up(const std::string& folder) {
   std::error_code error;
   const std::string state = word_in(folder + "/operstate");

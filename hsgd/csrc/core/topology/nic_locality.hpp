@@ -1,7 +1,6 @@
-// Near which NUMA nodes the network adapters of this node lie.
+// Finds the NUMA nodes near the network adapters of this node.
 //
-// Owns the reading of what the kernel says of physical adapters that are up. Never opens one, and
-// never decides which of them carries data.
+// Reads what the kernel reports of physical adapters that are up. Never opens an adapter.
 // Source: Documentation/ABI/testing/sysfs-class-net and stable/sysfs-class-infiniband of Linux.
 #ifndef HSGD_CORE_TOPOLOGY_NIC_LOCALITY_HPP_
 #define HSGD_CORE_TOPOLOGY_NIC_LOCALITY_HPP_
@@ -14,18 +13,20 @@ namespace hsgd {
 struct Nic {
   std::string name;  // "mlx5_0", "eth0"
   int numa;          // -1: not known, as in most virtual machines
-  bool rdma;         // an adapter for RDMA; else an interface of the kernel's network
+  bool rdma;         // an RDMA adapter; otherwise a network interface of the kernel
 };
 
-// Sorted by name, those for RDMA first: InfiniBand, RoCE, Omni-Path and EFA with an active port,
-// Slingshot. An adapter that is both is listed twice. `root`: what the path of /sys begins with.
+// Returns the adapters sorted by name, RDMA adapters first: InfiniBand, RoCE, Omni-Path and EFA
+// with an active port, Slingshot. An adapter of both kinds is listed twice. `root`: prefix of the
+// path of /sys.
 std::vector<Nic> active_nics(const std::string& root = "");
 
-// The known nodes, each once, in the order of the adapters: of those for RDMA where there are any,
-// as data then goes by them.
+// Returns the known nodes, each once, in the order of the adapters; only nodes of RDMA adapters if
+// there are any, because data then uses those.
 std::vector<int> nic_numa_nodes(const std::vector<Nic>& nics);
 
-// From 1: which of nic_numa_nodes() holds all processors that this process may use; 0: none.
+// Returns which of nic_numa_nodes(), counted from 1, holds all processors that this process may
+// use; 0: none.
 int nic_of_process(const std::string& root = "");
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// What the extension for fault tolerance (ULFM) knows.
+// Queries the fault tolerance extension of MPI (ULFM).
 #include "network/mpi/deaths.hpp"
 
 #ifdef OPEN_MPI
@@ -9,7 +9,7 @@
 
 #include "hsgd_mpi.h"
 
-// Weak: the libmpi that a program runs may have been built without the extension.
+// Weak: the libmpi of a program may have been built without the extension.
 #ifdef OMPI_HAVE_MPI_EXT_FTMPI
 #pragma weak PMPIX_Comm_get_failed
 #pragma weak PMPIX_Comm_failure_ack

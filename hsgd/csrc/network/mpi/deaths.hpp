@@ -1,5 +1,5 @@
-// Which ranks MPI knows to have died: where the launcher was asked to go on without them, as by
-// mpirun --with-ft ulfm. Local; keeps nothing. Calls PMPI_* only.
+// Ranks that MPI knows to have died, if the launcher was told to continue without them, as with
+// mpirun --with-ft ulfm. Local; keeps no state. Calls PMPI_* only.
 #ifndef HSGD_NETWORK_MPI_DEATHS_HPP_
 #define HSGD_NETWORK_MPI_DEATHS_HPP_
 
@@ -9,12 +9,12 @@
 
 namespace hsgd {
 
-// Those that died, in the numbering of `comm` and in no order of time; none: MPI knows of none, or
-// has no word for it. MPI learns of deaths in its calls.
+// Returns the dead ranks, in the numbering of `comm` and in any order; empty if MPI knows of none
+// or has no such extension. MPI learns of deaths in its calls.
 std::vector<int> dead_ranks_of(MPI_Comm comm);
-int dead_rank_of(MPI_Comm comm);  // one of them; -1: none
+int dead_rank_of(MPI_Comm comm);  // returns one of them; -1: none
 
-// Receives from any source go on after the deaths that are known by now.
+// Lets receives from any source continue after the deaths that are known by now.
 void acknowledge_deaths(MPI_Comm comm);
 
 }  // namespace hsgd

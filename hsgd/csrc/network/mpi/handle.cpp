@@ -1,4 +1,4 @@
-// Errors of MPI, and what is freed.
+// Converts MPI errors, and frees handles.
 #include "network/mpi/handle.hpp"
 
 #ifdef OPEN_MPI
@@ -36,7 +36,7 @@ void check_mpi(int status, const char* what) {
   int length = 0;
   PMPI_Error_string(status, words, &length);
   hsgd_status code = HSGD_ERR_SYSTEM;
-#ifdef MPIX_ERR_PROC_FAILED  // where the launcher was asked for it, as by mpirun --with-ft ulfm
+#ifdef MPIX_ERR_PROC_FAILED  // if the launcher was told so, as with mpirun --with-ft ulfm
   int kind = MPI_SUCCESS;
   PMPI_Error_class(status, &kind);
   if (kind == MPIX_ERR_PROC_FAILED || kind == MPIX_ERR_PROC_FAILED_PENDING ||

@@ -1,5 +1,5 @@
-// What we hold of MPI's: a communicator that is freed with its holder, and objects that live until
-// MPI_Finalize. Calls PMPI_* only.
+// OwnComm, UntilFinalize: MPI communicators that are freed with their owner, and objects that live
+// until MPI_Finalize. Calls PMPI_* only.
 #ifndef HSGD_NETWORK_MPI_HANDLE_HPP_
 #define HSGD_NETWORK_MPI_HANDLE_HPP_
 
@@ -10,15 +10,15 @@
 
 namespace hsgd {
 
-// Throws HSGD_ERR_SYSTEM with MPI's own words; HSGD_ERR_PEER_LOST, about no rank, where MPI says
-// that one died.
+// Throws HSGD_ERR_SYSTEM with MPI's error text, or HSGD_ERR_PEER_LOST, for no rank, if MPI reports
+// that a rank died.
 void check_mpi(int status, const char* what);
 
-// Whether MPI_Finalize is done: then nothing of MPI may be called.
+// Returns true if MPI_Finalize is done: then no MPI function may be called.
 bool mpi_is_finalized();
 
-// While it lives, errors of calls on a communicator of the program are only returned: whoever made
-// the calls tells the program of them, once.
+// While it lives, errors on a communicator of the program are only returned: our caller reports
+// them to the program, once.
 class QuietErrors {
  public:
   explicit QuietErrors(MPI_Comm comm);
@@ -31,7 +31,7 @@ class QuietErrors {
   MPI_Errhandler programs_ = MPI_ERRHANDLER_NULL;
 };
 
-// A communicator of our own, freed with its holder unless MPI was finalized before.
+// A communicator of our own, freed with its owner unless MPI was finalized before.
 class OwnComm {
  public:
   OwnComm() = default;
@@ -49,17 +49,18 @@ class OwnComm {
   MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
-// Shared by leaders and by the code that sets them up; the last owner frees it.
+// Shared by leaders and the code that sets them up; the last owner frees it.
 using SharedComm = std::shared_ptr<const OwnComm>;
 
-// The one object of its type in this process, which MPI destroys: an attribute of MPI_COMM_SELF,
-// which goes first thing in MPI_Finalize, when communicators can still be freed. Instead of a
-// global: what MPI keeps is gone when MPI is.
+// The only object of its type in this process; MPI destroys it. It is an attribute of
+// MPI_COMM_SELF, which is deleted first in MPI_Finalize, when communicators can still be freed. It
+// is not a global, because its MPI handles end with MPI.
 template <class Object>
 class UntilFinalize {
  public:
-  // Made by the first caller; nullptr once MPI_Finalize has begun. MPI must be running; not for
-  // what MPI calls in MPI_Finalize, when MPICH's list of attributes holds some that are gone.
+  // Returns the object, which the first caller makes; nullptr once MPI_Finalize has begun. MPI must
+  // be running. Do not call it from callbacks of MPI_Finalize, when MPICH's list of attributes
+  // holds some that are gone.
   static Object* get() {
     static const int key = make();
     Object* object = nullptr;

@@ -1,4 +1,5 @@
-// One receive from any leader, one message to each, and the lines of this process.
+// Posts one receive from any leader, sends one message to each, and keeps the lines of this
+// process.
 #include "network/mpi/leave_notices.hpp"
 
 #include <algorithm>
@@ -15,15 +16,15 @@
 namespace hsgd {
 namespace {
 
-constexpr int kPartingTag = 15;  // apart from all of Channel
-// How long MPI_Finalize waits for ranks that may never come there: those that died, of whom MPI
-// lets the others live.
+constexpr int kPartingTag = 15;  // different from all values of Channel
+// How long MPI_Finalize waits for ranks that may never come: ranks that died while MPI lets the
+// others live.
 constexpr double kFinalizeS = 10.0;
 constexpr std::chrono::microseconds kBetweenLooks{50};
 
 }  // namespace
 
-// Those in use here, and those that were given up here and not by all others yet.
+// Lines in use on this rank, and lines that this rank has given up and others have not.
 class Lines {
  public:
   void enter(PartingLine* line) {
@@ -46,8 +47,8 @@ class Lines {
     drop_finished();
   }
 
-  // In MPI_Finalize, after which this rank has no more collectives. No communicator comes after it,
-  // so messages that come later still cannot be mistaken.
+  // Called in MPI_Finalize, after which this rank has no more collectives. No communicator is made
+  // after it, so later messages cannot be taken for messages of another.
   void finish() {
     const std::lock_guard<std::mutex> lock(mutex_);
     finishing_ = true;
@@ -69,7 +70,7 @@ class Lines {
                  ended_.end());
   }
 
-  // Or broken, which never ends.
+  // Returns true if all lines are finished, or broken, which never finish.
   bool all_over() {
     drop_finished();
     bool over =
@@ -78,7 +79,7 @@ class Lines {
     return over;
   }
 
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards all members below
   std::set<PartingLine*> used_;
   std::vector<std::unique_ptr<PartingLine>> ended_;
   bool finishing_ = false;
@@ -86,7 +87,7 @@ class Lines {
 
 namespace {
 
-// Those of this process. Each line holds them, too: it may end when MPI has destroyed this.
+// Lines of this process. Each line holds them, too: it may end after MPI has destroyed this.
 struct ThisProcess {
   std::shared_ptr<Lines> lines = std::make_shared<Lines>();
   ~ThisProcess() { lines->finish(); }
@@ -116,7 +117,7 @@ PartingLine::~PartingLine() {
   PMPI_Wait(&receive_, MPI_STATUS_IGNORE);
 }
 
-// One receive at a time, posted long before the message comes.
+// Posts one receive at a time, long before the message comes.
 int PartingLine::listen() {
   if (has_heard_all()) return MPI_SUCCESS;
   const int status =
@@ -136,7 +137,7 @@ void PartingLine::say(const Parting& parting) noexcept {
       sends_.push_back(request);
     }
   }
-  is_sent();  // has MPI make progress
+  is_sent();  // makes MPI progress
 }
 
 bool PartingLine::hear(Parting* parting) {
@@ -154,7 +155,7 @@ bool PartingLine::hear(Parting* parting) {
   *parting = in_;
   parting->line[sizeof parting->line - 1] = '\0';
   parted_.push_back(from.MPI_SOURCE);
-  broken_ |= listen() != MPI_SUCCESS;  // what was heard counts all the same
+  broken_ |= listen() != MPI_SUCCESS;  // the received message counts in any case
   return true;
 }
 

@@ -1,12 +1,12 @@
-// How leaders tell one another over MPI that they take part in no more collectives.
+// PartingLine: leaders tell one another over MPI that they take part in no more collectives.
 //
-// Owns, with others, the leaders' communicator, and the question when that may be freed. MPI gives
-// its number to a later communicator, and a message that came here after the end would turn up
-// there, or take another's place in the order of messages (Open MPI's ob1; MPICH's issues 2096 and
-// 6184). So each leader parts from each other exactly once, and a line goes when it has heard from
-// all; until then it stays, and nobody waits for it. Only MPI_Finalize does, which waits for all
-// ranks anyway: what lies unread when Open MPI closes a connection over TCP resets that, and ends
-// the other rank by SIGPIPE. Calls PMPI_* only.
+// Shares the leaders' communicator with others, and decides when it may be freed. MPI reuses its
+// number for a later communicator, and a message that came after the end would arrive there, or
+// take another message's place in the order (Open MPI's ob1; MPICH's issues 2096 and 6184). So each
+// leader parts from each other exactly once, and a line is freed when it has heard from all; until
+// then it stays, and no rank waits for it. Only MPI_Finalize waits, which waits for all ranks
+// anyway: if Open MPI closes a TCP connection with unread data, this resets it and ends the other
+// rank by SIGPIPE. Calls PMPI_* only.
 #ifndef HSGD_NETWORK_MPI_LEAVE_NOTICES_HPP_
 #define HSGD_NETWORK_MPI_LEAVE_NOTICES_HPP_
 
@@ -22,7 +22,7 @@ namespace hsgd {
 
 class Lines;
 
-// Leaders of which each node has one, in a communicator that others have, too.
+// Leaders, one per node, in a communicator that others use, too.
 struct Line {
   SharedComm comm;
   std::vector<int> ranks;  // in `comm`, by node
@@ -40,14 +40,14 @@ class PartingLine {
   int rank() const { return leaders_.node; }
   int size() const { return static_cast<int>(leaders_.ranks.size()); }
 
-  // As Transport::part() and Transport::heard().
+  // See Transport::part() and Transport::heard().
   void say(const Parting& parting) noexcept;
-  // Throws where MPI failed, and hears what still comes the next time.
+  // Throws if MPI failed; the next call returns messages that still come.
   bool hear(Parting* parting);
-  // Whether the leader of this rank has parted: what becomes of it then is its own affair.
+  // Returns true if the leader with this rank has parted: a later failure of it is no error.
   bool has_parted(int rank) const;
 
-  // Gives the line up, without waiting: it goes when all have parted, or in MPI_Finalize.
+  // Gives the line up without waiting: it is freed when all have parted, or in MPI_Finalize.
   static void end(std::unique_ptr<PartingLine> line) noexcept;
 
  private:
@@ -58,20 +58,20 @@ class PartingLine {
   bool is_sent() noexcept;
   bool is_over() noexcept;
 
-  std::shared_ptr<Lines> lines_;  // all of this process
+  std::shared_ptr<Lines> lines_;  // of this process
   Line leaders_;
-  std::vector<int> parted_;  // leaders of nodes that have, each once
+  std::vector<int> parted_;  // nodes whose leader has parted, each once
   bool said_ = false;
   bool kept_ = false;    // by `lines_`
-  bool broken_ = false;  // MPI failed, as when a node died: more cannot be heard
+  bool broken_ = false;  // MPI failed, as after a death: nothing more can be received
   Parting in_;
   Parting out_;
   MPI_Request receive_ = MPI_REQUEST_NULL;
   std::vector<MPI_Request> sends_;
 };
 
-// Objects made by UntilFinalize after the first call of this are destroyed before lines are waited
-// for: those that end lines.
+// Call it before UntilFinalize makes objects that end lines: these are then destroyed before
+// MPI_Finalize waits for the lines.
 void expect_lines();
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// A generalized request, which MPI keeps until it is finalized.
+// Makes a generalized request, which MPI keeps until it is finalized.
 #include "network/mpi/progress.hpp"
 
 #include <mpi.h>
@@ -34,7 +34,7 @@ class OpenRequest {
   OpenRequest(const OpenRequest&) = delete;
   OpenRequest& operator=(const OpenRequest&) = delete;
 
-  // No two threads may test one request at a time.
+  // Two threads must not test one request at the same time.
   void test() {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     int flag = 0;

@@ -1,10 +1,10 @@
 // Single writes over MPI: one window, one lock_all, requests instead of flushes that wait.
 //
-// The window lies on the shared segment itself (MPI_Win_create) and not on memory of MPI's
-// (MPI_Win_allocate): local ranks and remote ranks then write into the same memory, and it is as
-// fast (docs/internals/tree.md). A flush has no deadline, so it is called only for operations whose
-// requests are done: with Open MPI over TCP a request is done when the target has answered, and the
-// flush finds nothing to wait for.
+// The window lies on the shared segment (MPI_Win_create), not in memory of MPI's own
+// (MPI_Win_allocate): local and remote ranks then write into the same memory, and it is as fast
+// (docs/internals/tree.md). A flush has no deadline, so it is called only for operations whose
+// requests are done: with Open MPI over TCP, a request is done when the target has answered, and
+// the flush has nothing to wait for.
 #include "network/mpi/rma.hpp"
 
 #include <time.h>
@@ -69,7 +69,7 @@ class MpiWindow final : public UnorderedWrites {
   void flush(int target) override { check_mpi(PMPI_Win_flush(target, window_), "MPI_Win_flush"); }
   void sync() override { check_mpi(PMPI_Win_sync(window_), "MPI_Win_sync"); }
 
-  // MPI_Win_free waits for all ranks, without a deadline: they meet before.
+  // MPI_Win_free waits for all ranks without a deadline, so the ranks meet before it, with one.
   bool close(const Deadline& deadline) noexcept override {
     if (mpi_is_finalized()) return true;
     MPI_Request here = MPI_REQUEST_NULL;
@@ -94,9 +94,8 @@ class MpiWindow final : public UnorderedWrites {
     bool used = false;
   };
 
-  // Open MPI asks a peer about its window at the first access, and waits for the answer in calls
-  // that must not wait. So everybody asks everybody here, where all are in MPI until all have
-  // asked.
+  // Makes every rank access every other rank, while all ranks are in MPI. At the first access Open
+  // MPI asks a peer about its window and waits for the answer, also in calls that must not wait.
   void meet_peers() {
     int size = 0;
     check_mpi(PMPI_Comm_size(world_.get(), &size), "MPI_Comm_size");
@@ -110,7 +109,7 @@ class MpiWindow final : public UnorderedWrites {
     check_mpi(PMPI_Barrier(world_.get()), "MPI_Barrier");
   }
 
-  // The communicator is in use by a barrier that never ends: it stays until the process ends.
+  // Leaks the communicator until the process ends: a barrier that never ends uses it.
   bool leave() noexcept {
     new OwnComm(std::move(world_));
     return false;

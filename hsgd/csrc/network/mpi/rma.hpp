@@ -9,8 +9,8 @@
 
 namespace hsgd {
 
-// Collective over `world`: a window on `bytes` bytes at `base` of each rank, open to all for as
-// long as it lives. The memory outlives it.
+// Collective over `world`: makes a window on `bytes` bytes at `base` of each rank, open to all
+// ranks while it lives. The memory outlives it.
 std::unique_ptr<Rma> make_mpi_rma(OwnComm world, void* base, size_t bytes);
 
 }  // namespace hsgd

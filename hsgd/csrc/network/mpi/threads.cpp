@@ -1,4 +1,4 @@
-// MPI's thread levels, and the turns.
+// MPI's thread levels, and turns.
 #include "network/mpi/threads.hpp"
 
 #include <mpi.h>
@@ -8,8 +8,9 @@
 namespace hsgd {
 namespace {
 
-// One for the process, as MPI is: communicators that know nothing of one another take turns. Never
-// destroyed, because communicators may go after MPI and after static objects.
+// One mutex per process, because there is one MPI: communicators that know nothing of one another
+// take turns. Never destroyed, because communicators may be destroyed after MPI and after static
+// objects.
 std::mutex& turns() {
   static auto* const mutex = new std::mutex;
   return *mutex;

@@ -1,8 +1,8 @@
-// Which threads may call MPI, and that they do so one at a time where it needs that.
+// Turn: threads that may call MPI do so one at a time if MPI needs that.
 //
-// Owns the rule for MPI_THREAD_SERIALIZED and for less; under MPI_THREAD_MULTIPLE it costs nothing.
-// The calls of the program itself are the program's to order: between nodes a call of hsgd is one
-// of MPI's. Calls PMPI_* only.
+// This applies to MPI_THREAD_SERIALIZED and below; under MPI_THREAD_MULTIPLE it costs nothing. The
+// program must order its own MPI calls: between nodes a call of hsgd counts as one of MPI's. Calls
+// PMPI_* only.
 #ifndef HSGD_NETWORK_MPI_THREADS_HPP_
 #define HSGD_NETWORK_MPI_THREADS_HPP_
 
@@ -15,19 +15,19 @@ inline constexpr const char* kForeignThread =
     "may call it; call from there, or ask MPI_Init_thread for MPI_THREAD_MULTIPLE (mpi4py: "
     "mpi4py.rc.thread_level = 'multiple' before the import of MPI)";
 
-// What MPI was initialized for, in this process: MPI_THREAD_SINGLE to MPI_THREAD_MULTIPLE.
+// Returns the thread level of this process's MPI: MPI_THREAD_SINGLE to MPI_THREAD_MULTIPLE.
 int thread_level();
 
-// Whether MPI may be called by the thread that initialized it only, and this is another one.
+// Returns true if only the thread that initialized MPI may call it, and this is another thread.
 bool is_foreign_thread();
 
-// A lock that keeps other threads out of MPI, if MPI needs that: held during short calls, and
+// A lock that keeps other threads out of MPI, if MPI needs that. It is held during short calls and
 // released while a call waits.
 class Turn {
  public:
   explicit Turn(bool needed);
 
-  // Runs `body` out of turn: it waits, or takes turns of its own.
+  // Runs `body` without the turn, because it waits or takes turns itself.
   template <class Body>
   void leave_for(Body&& body) {
     const bool held = lock_.owns_lock();
@@ -42,7 +42,7 @@ class Turn {
     body();
   }
 
-  // Runs `body` in turn, from within leave_for().
+  // Runs `body` with the turn, inside leave_for().
   template <class Body>
   void take_for(Body&& body) {
     if (lock_.mutex() == nullptr) return body();

@@ -1,4 +1,4 @@
-// The MPI implementation of Transport.
+// Transport over MPI point-to-point.
 #include "network/mpi/transport.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace hsgd {
 
 namespace {
 
-// MPI may say that a leader died before its last message is there, which says why.
+// MPI may report a leader's death before its last message, which holds the reason, has arrived.
 constexpr int64_t kGraceNs = 500'000'000;
 
 class MpiTransport final : public Transport {
@@ -27,7 +27,7 @@ class MpiTransport final : public Transport {
         takes_turns_(thread_level() == MPI_THREAD_SERIALIZED) {}
   ~MpiTransport() override {
     if (!mpi_is_finalized() && may_not_call()) {
-      static_cast<void>(line_.release());  // for good
+      static_cast<void>(line_.release());  // leaked on purpose
       return;
     }
     const Turn turn(takes_turns_);
@@ -55,9 +55,9 @@ class MpiTransport final : public Transport {
     return ticket;
   }
 
-  // Whoever tests a request makes MPI ask the network, which over TCP is a system call, and yield
-  // the core where it was told to. So one call tests all of them, and who asks for each in turn has
-  // asked the network once.
+  // A test of any request makes MPI ask the network, which over TCP is a system call, and yield the
+  // core if told so. So one call tests all requests; a caller that asks for each ticket in turn
+  // causes one query.
   bool done(Ticket ticket) override {
     Slot& slot = slots_[ticket];
     if (!slot.complete && !std::exchange(slot.tested, false) && lost_ns_ == 0) {
@@ -104,7 +104,7 @@ class MpiTransport final : public Transport {
         int flag = 1;
         if (request != MPI_REQUEST_NULL &&
             PMPI_Test(&request, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-          flag = request == MPI_REQUEST_NULL ? 1 : 0;  // one to a rank that died is over, too
+          flag = request == MPI_REQUEST_NULL ? 1 : 0;  // a request to a dead rank is over, too
         quiet &= flag != 0;
       }
       if (quiet || deadline.passed()) return quiet;
@@ -115,7 +115,7 @@ class MpiTransport final : public Transport {
  private:
   struct Slot {
     bool complete = false;
-    bool tested = false;  // and found open, since done() was last asked for it
+    bool tested = false;  // found open, since done() was last called for it
     MessageOrder order;
   };
 
@@ -135,8 +135,8 @@ class MpiTransport final : public Transport {
     return ticket;
   }
 
-  // Where MPI says that a rank died, no more is asked of it here, and the others of the node hear
-  // of it as of any rank that parts.
+  // If MPI reports a dead rank, no more is asked of MPI here, and the other ranks of the node learn
+  // of it like of a rank that parts.
   void check(int status, const char* what) {
     try {
       check_mpi(status, what);
@@ -145,8 +145,8 @@ class MpiTransport final : public Transport {
     }
   }
 
-  // Of ranks that do not lead their leaders know more, and tell it; so does a leader that gives up,
-  // whose end is then not its own fault.
+  // Handles a lost rank. Leaders know more about ranks that do not lead, and report it. So does a
+  // leader that gives up: the end of its process is then not the cause.
   void lose(const Error& error) {
     if (error.code() != HSGD_ERR_PEER_LOST) throw error;
     if (lost_ns_ != 0) return;
@@ -185,17 +185,17 @@ class MpiTransport final : public Transport {
 
   std::vector<int> ranks_;  // by node
   std::unique_ptr<PartingLine> line_;
-  MPI_Comm leaders_;  // the line's
+  MPI_Comm leaders_;  // shared with the line
   bool (*is_foreign_thread_)();
   bool takes_turns_;
   std::vector<Slot> slots_;
   uint64_t messages_ = first_count();
-  int64_t lost_ns_ = 0;  // since when MPI says that a rank died; 0: it does not
+  int64_t lost_ns_ = 0;  // time of MPI's first report of a death; 0: none
   bool has_told_ = false;
   Parting lost_;
   std::vector<Ticket> free_;
-  std::vector<MPI_Request> requests_;  // of the slots; null where nothing is under way
-  std::vector<int> indices_;           // what MPI_Testsome fills
+  std::vector<MPI_Request> requests_;  // of the slots; null if nothing is in flight
+  std::vector<int> indices_;           // filled by MPI_Testsome
   std::vector<MPI_Status> statuses_;
 };
 

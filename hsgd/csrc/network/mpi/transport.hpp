@@ -1,5 +1,5 @@
-// Messages between leaders over MPI point-to-point. Calls PMPI_* only, so that an interposer never
-// sees them.
+// make_mpi_transport(): messages between leaders over MPI point-to-point. Calls PMPI_* only, so
+// that an interposer never sees them.
 #ifndef HSGD_NETWORK_MPI_TRANSPORT_HPP_
 #define HSGD_NETWORK_MPI_TRANSPORT_HPP_
 
@@ -10,8 +10,8 @@
 
 namespace hsgd {
 
-// Takes turns where MPI needs that. `is_foreign_thread`: as in Place; what such a thread closes is
-// closed without a word to the other nodes, because that would be a call of MPI.
+// Takes turns if MPI needs that. `is_foreign_thread`: see Place; if such a thread closes the
+// transport, other nodes are not told, because that would be a call of MPI.
 std::unique_ptr<Transport> make_mpi_transport(Line leaders, bool (*is_foreign_thread)());
 
 }  // namespace hsgd

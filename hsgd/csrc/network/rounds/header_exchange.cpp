@@ -1,4 +1,4 @@
-// Rounds of headers.
+// Exchanges headers in rounds.
 #include "network/rounds/header_exchange.hpp"
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 namespace hsgd {
 namespace {
 
-// Of groups of nodes in order: the first difference within one of them, or between two.
+// Merges the headers of groups of nodes, in order. Keeps the first difference: within one group, or
+// between two.
 void add_header(WireHeader* all, const WireHeader& next) {
   all->note.add(next.note);
   if (all->status != HSGD_OK) return;
@@ -30,7 +31,7 @@ size_t message_bytes(size_t payload_bytes) {
   return round_up(sizeof(WireHeader) + payload_bytes, kLine);
 }
 
-// Of all messages of a round, or of the one between partners.
+// Returns the bytes of all messages of a round, or of the message between partners.
 size_t box_bytes(const RoundSchedule& rounds, size_t round_bytes, size_t fold_bytes) {
   return std::max(static_cast<size_t>(rounds.most_radix()) * round_bytes, fold_bytes);
 }
@@ -163,8 +164,8 @@ void HeaderExchange::merge_round() {
   merge(parts, round_ + 1 == rounds_.rounds());
 }
 
-// What all nodes have goes straight to the result, and beside the header only where it must be
-// passed on.
+// Merges payloads. Data of all nodes goes directly to the result; it is also put beside the header
+// only if it must be passed on.
 void HeaderExchange::merge(const std::vector<std::byte*>& parts, bool is_last) {
   WireHeader all = *header_of(parts[0]);
   std::vector<Payload> payloads;
@@ -197,7 +198,8 @@ void HeaderExchange::send(int node) {
                 counters_);
 }
 
-// What a node has of its own lies behind its header; parts are put behind one header each.
+// Sends a message. This node's own data lies behind its header; each part goes behind a header of
+// its own.
 void HeaderExchange::send_part(int core, int index) {
   const int node = stage_ == kTake ? partner_ : rounds_.node_of(core);
   if (!sends_parts()) return send(node);
@@ -210,7 +212,8 @@ void HeaderExchange::send_part(int core, int index) {
   pending_.send(node, Channel::kHeader, message, sizeof out + out.payload_bytes, counters_);
 }
 
-// A node that called with another size sends another length, so every receive takes the longest.
+// Posts a receive. A node that called with another size sends another length, so each receive
+// allows the longest.
 void HeaderExchange::receive(int node, std::byte* message, size_t capacity_bytes) {
   WireCounters longest;
   pending_.receive(node, Channel::kHeader, message, capacity_bytes, longest);

@@ -1,9 +1,10 @@
-// What nodes tell one another before results are written, and the payloads that travel beside it.
+// HeaderExchange: exchanges headers between nodes before results are written, with the payloads
+// that travel beside them.
 //
-// Owns the messages, round by round, and how headers are put together: after the last round all
-// nodes have the same one. Messages are the same in number and order whatever a node called, and
-// have no payload from the first one on whose sender knows of two ranks that differ. Never touches
-// flags in shared memory and never blocks.
+// Sends the messages, round by round, and merges the headers: after the last round all nodes have
+// the same one. Number and order of messages do not depend on what a node called. Once a sender
+// knows of two ranks that differ, its messages have no payload. Never touches flags in shared
+// memory and never blocks.
 #ifndef HSGD_NETWORK_ROUNDS_HEADER_EXCHANGE_HPP_
 #define HSGD_NETWORK_ROUNDS_HEADER_EXCHANGE_HPP_
 
@@ -18,10 +19,10 @@
 
 namespace hsgd {
 
-// What ranks must know of one another before an alltoall, of which each knows its own counts only.
+// Facts that ranks exchange before an alltoall, because each knows only its own counts.
 struct ExchangeNote {
-  uint64_t imbalance = 0;  // adds up to 0 over all ranks when what is sent is what is expected
-  uint64_t pieces = 0;     // that blocks must be cut into; the most of all ranks counts
+  uint64_t imbalance = 0;  // sums to 0 over all ranks if the sent counts are the expected ones
+  uint64_t pieces = 0;     // number of pieces per block; the maximum over ranks counts
   uint64_t at_once = 1;    // 1: the payload lies beside the header
   static constexpr uint64_t kAny = UINT64_MAX;
   uint64_t buffer = kAny;  // the shared buffer that holds the input; 0: none, or not all in one
@@ -33,36 +34,38 @@ struct ExchangeNote {
   }
 };
 
-// What the first leader tells of its node, and then of ever more nodes, before any data moves; the
-// payload of small collectives follows.
+// Header that the first leader sends for its node, and then for more and more nodes, before data
+// moves. The payload of small collectives follows it.
 struct WireHeader {
   uint64_t sequence;
   int64_t status;  // hsgd_status: HSGD_ERR_SIGNATURE when ranks of these nodes differ
   uint64_t payload_bytes;
   Call call;   // of the first rank
-  Call other;  // of one that differs, with HSGD_ERR_SIGNATURE
+  Call other;  // of a rank that differs, with HSGD_ERR_SIGNATURE
   ExchangeNote note;
 };
 
 class HeaderExchange {
  public:
-  // The most bytes behind a header. The same on all nodes: others may have called anything.
+  // Maximum bytes behind a header. The same on all nodes, because other nodes may have called
+  // anything.
   struct Room {
-    size_t payload = 0;  // of small collectives: of any group of nodes
+    size_t payload = 0;  // of small collectives, for any group of nodes
     size_t part = 0;     // of a RoundPayload: to a node in a round,
     size_t whole = 0;    // and to a partner
   };
   HeaderExchange(Transport& transport, const RoundSchedule& rounds, const Room& room,
                  WireCounters& counters);
-  // What such an object allocates.
+  // Returns the bytes that such an object allocates.
   static size_t buffer_bytes(const RoundSchedule& rounds, const Room& room);
-  // `result`: where the payload of all nodes goes, unless ranks differ. May be where `payload` is.
+  // Starts an exchange. `result`: receives the payload of all nodes, unless ranks differ. May be
+  // the same address as `payload`.
   void start(const WireHeader& header, const Payload& payload, MergeFn merge, std::byte* result);
-  // `parts` lasts until the exchange is done, or another begins.
+  // `parts` must stay valid until the exchange is done, or another one begins.
   void start(const WireHeader& header, RoundPayload* parts);
   bool done();
   size_t most_part_bytes() const { return round_bytes_ - sizeof(WireHeader); }
-  const WireHeader& header() const { return *header_of(own_); }  // of all nodes, when done
+  const WireHeader& header() const { return *header_of(own_); }  // of all nodes, once done
 
  private:
   enum Stage { kTake, kRounds, kGive, kDone };
@@ -70,7 +73,7 @@ class HeaderExchange {
     return reinterpret_cast<WireHeader*>(message);
   }
   static std::byte* payload_of(std::byte* message) { return message + sizeof(WireHeader); }
-  // Of the message that comes from a node of the group, or goes there; index 0 of the partner.
+  // Return the message from a node of the group, or to it; index 0 is also the partner's.
   std::byte* incoming(int index) { return inbox_ + static_cast<size_t>(index) * round_bytes_; }
   std::byte* outgoing(int index) { return outbox_ + static_cast<size_t>(index) * round_bytes_; }
   bool sends_parts() const { return parts_ != nullptr && header().status == HSGD_OK; }
@@ -88,8 +91,8 @@ class HeaderExchange {
   Transport& transport_;
   const RoundSchedule& rounds_;
   WireCounters& counters_;
-  const size_t own_bytes_;                 // the longest message of this node's own,
-  const size_t round_bytes_;               // in a round,
+  const size_t own_bytes_;                 // maximum bytes of a message: this node's own,
+  const size_t round_bytes_;               // of a round,
   const size_t fold_bytes_;                // and between partners
   std::unique_ptr<std::byte[]> messages_;  // two of this node's own, then inbox and outbox
   std::byte* inbox_;
@@ -98,8 +101,8 @@ class HeaderExchange {
   MergeFn merge_;
   RoundPayload* parts_ = nullptr;
   std::byte* result_ = nullptr;
-  std::byte* own_ = nullptr;    // what this node has of its own and other nodes' headers
-  std::byte* spare_ = nullptr;  // where it is put together with others
+  std::byte* own_ = nullptr;    // this node's message: headers and data merged so far
+  std::byte* spare_ = nullptr;  // target of the next merge
   int node_;
   int partner_;
   uint64_t sequence_ = 0;

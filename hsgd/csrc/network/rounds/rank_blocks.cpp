@@ -1,4 +1,4 @@
-// Places, pieces and sections.
+// Places of ranks, pieces of blocks and steps.
 #include "network/rounds/rank_blocks.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Parts of equal size on cache lines.
+// Cuts elements into equal parts on cache lines.
 #include "network/rounds/reduction.hpp"
 
 #include <algorithm>

@@ -1,6 +1,5 @@
-// How elements are summed, and how they are shared out: by dtype, op and format between nodes.
-//
-// Owns the arithmetic of parts, the same on all ranks. Never touches data.
+// Reduction: how elements are summed, and divided into parts, by dtype, op and format between
+// nodes. The same on all ranks. Never touches data.
 #ifndef HSGD_NETWORK_ROUNDS_REDUCTION_HPP_
 #define HSGD_NETWORK_ROUNDS_REDUCTION_HPP_
 
@@ -11,11 +10,11 @@
 
 namespace hsgd {
 
-// How float32 travels between nodes as a 16-bit format. Partial sums are rounded when they are
-// sent, the owner's own too, so that no result depends on who owns it; the owner sums them in
-// float32 and rounds once more, and that is what every node gets.
+// How float32 travels between nodes as a 16-bit format. Partial sums are rounded before they are
+// sent, and so is the owner's own, so no result depends on the owner. The owner sums them in
+// float32 and rounds once more; every node gets that result.
 struct Narrowing {
-  Conversion conversion;      // without functions: elements travel as they are
+  Conversion conversion;      // without functions: elements travel unchanged
   ReduceFn reduce = nullptr;  // of the 16-bit format
   static constexpr size_t kElementBytes = 2;
   bool active() const { return conversion.narrow != nullptr; }
@@ -23,12 +22,12 @@ struct Narrowing {
 
 // How 16-bit floats are summed in several steps and rounded once: as float32.
 struct Widening {
-  Conversion conversion;      // without functions: the dtype is no 16-bit float
+  Conversion conversion;      // without functions: the dtype is not a 16-bit float
   ReduceFn reduce = nullptr;  // of float32
   bool active() const { return conversion.widen != nullptr; }
 };
 
-// `divisor` belongs to the last level.
+// How elements are summed. `divisor` applies at the last level.
 struct Reduction {
   ReduceFn reduce = nullptr;
   CopyFn copy = nullptr;
@@ -44,8 +43,8 @@ struct Range {
   uint64_t count() const { return end - begin; }
 };
 
-// [begin, end) of part `index` of `count` elements in `parts` parts whose bounds are cache lines
-// where possible.
+// Returns [begin, end) of part `index` of `count` elements in `parts` parts. Bounds are cache lines
+// if possible.
 Range part_of(uint64_t count, int parts, int index, size_t element_bytes);
 
 }  // namespace hsgd

@@ -1,6 +1,4 @@
-// The messages of a round in which cores pass on what they have.
-//
-// Owns whom a core sends to and receives from, and in which order. Never blocks.
+// Order and partners of the messages of a round. Never blocks.
 #ifndef HSGD_NETWORK_ROUNDS_ROUND_MESSAGES_HPP_
 #define HSGD_NETWORK_ROUNDS_ROUND_MESSAGES_HPP_
 
@@ -11,8 +9,8 @@
 
 namespace hsgd {
 
-// Calls receive(member) and then send(member) for the other cores of the group in a round;
-// everybody begins with another one.
+// Calls receive(member) and then send(member) for the other cores of the group in a round. Each
+// core begins with a different member.
 template <class Receive, class Send>
 void for_each_member(const RoundSchedule& rounds, int round, int core, Receive&& receive,
                      Send&& send) {
@@ -24,8 +22,9 @@ void for_each_member(const RoundSchedule& rounds, int round, int core, Receive&&
   for (int i = 1; i < radix; ++i) send(rounds.member(round, core, (own + i) % radix));
 }
 
-// The cores of a group send one another what each has of `data` after earlier rounds of this kind,
-// which go from the last round of the schedule to the first. `offset_of(leaf)`: where that lies.
+// Sends what this core has of `data` to the cores of its group, and receives what they have, after
+// earlier rounds of this kind, which go from the last round of the schedule to the first.
+// `offset_of(leaf)`: offset of a leaf.
 template <class OffsetOf>
 void spread(const RoundSchedule& rounds, int round, int core, std::byte* data, OffsetOf&& offset_of,
             Messages* messages, WireCounters& counters) {

@@ -1,4 +1,4 @@
-// The choice of radices.
+// Chooses the radices.
 #include "network/rounds/round_schedule.hpp"
 
 #include <algorithm>
@@ -7,17 +7,18 @@
 namespace hsgd {
 namespace {
 
-// What a round costs beside its messages, in messages: how much longer a message takes to arrive
-// than its sender is busy with it. On InfiniBand some 3 times, over TCP 8 times. The less this is,
-// the smaller are groups: with 3 up to 8 nodes exchange directly, and 16 in two rounds.
+// Cost of a round besides its messages, in messages: the time until a message arrives, divided by
+// the time that its sender is busy with it: about 3 on InfiniBand, 8 over TCP. A smaller value
+// gives smaller groups: with 3, up to 8 nodes exchange directly, and 16 in two rounds.
 constexpr int kLatency = 3;
 
 struct Choice {
   int cost = 0;
-  int radix = 0;  // of one round; 0: no product of radices
+  int radix = 0;  // of one round; 0: not a product of radices
 };
 
-// By number of cores. Of choices that cost the same one round, or else the fewest messages.
+// Returns the cheapest choice for each number of cores. Of equal costs, one round is preferred,
+// then the fewest messages.
 std::vector<Choice> cheapest(int nodes, int most_radix) {
   std::vector<Choice> best(static_cast<size_t>(nodes) + 1);
   best[1].radix = 1;
@@ -34,8 +35,8 @@ std::vector<Choice> cheapest(int nodes, int most_radix) {
   return best;
 }
 
-// Those of the most nodes, at most all, that cost least. Fewer than all only where need be: a node
-// that serves a partner sends and receives up to twice the bytes.
+// Returns the number of cores with the least cost, all nodes if possible: a node that serves a
+// partner sends and receives up to twice the bytes.
 int most_cores(const std::vector<Choice>& best) {
   const auto nodes = static_cast<int>(best.size()) - 1;
   if (best.back().radix != 0) return nodes;
@@ -50,7 +51,7 @@ int most_cores(const std::vector<Choice>& best) {
 
 }  // namespace
 
-// Large radices first: then most of what is split travels between neighbours.
+// Uses large radices first: then most of the split data travels between neighbours.
 RoundSchedule::RoundSchedule(int nodes, int most_radix) : nodes_(nodes), cores_(nodes) {
   if (nodes > 1) {
     const std::vector<Choice> best = cheapest(nodes, most_radix);

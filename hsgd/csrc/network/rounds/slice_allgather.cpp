@@ -1,4 +1,4 @@
-// Rounds backwards.
+// Runs the rounds backwards.
 #include "network/rounds/slice_allgather.hpp"
 
 #include <algorithm>
@@ -82,7 +82,7 @@ void SliceAllgather::merge(int round, const std::vector<Payload>& parts) {
   }
 }
 
-// A stage is posted in the order of steps on all nodes.
+// Posts the stages in the order of steps, on all nodes.
 bool SliceAllgather::advance(size_t slot, int& phase, bool is_first) {
   Slice& slice = slices_[slot];
   if (!slice.messages.all_done() || !is_first) return slice.messages.progressed();
@@ -103,7 +103,8 @@ void SliceAllgather::post(Slice& slice, const Stage& stage) {
       &slice.messages, counters_);
 }
 
-// Between a core and the node that takes no part: first the part of that node, then all others'.
+// Posts messages between a core and the node that takes no part: first that node's part, then all
+// others' parts.
 void SliceAllgather::post_fold(Slice& slice, Kind kind) {
   if (partner_ < 0) return;
   const bool is_core = rounds_.is_core(node_);
@@ -126,8 +127,8 @@ size_t SliceAllgather::offset(const std::vector<size_t>& begins, int leaf) const
   return begins[static_cast<size_t>(node_at_leaf_[static_cast<size_t>(leaf)])];
 }
 
-// Those of all cores that differ from it in earlier rounds alone: with the first round leaves are
-// split first, so that these are every so many leaves one.
+// Visits the parts of all cores that differ from `core` only in earlier rounds. The first round
+// splits the leaves first, so these parts lie at equal distances.
 template <class Handle>
 void SliceAllgather::for_each_held(const std::vector<size_t>& begins, int round, int core,
                                    Handle&& handle) const {

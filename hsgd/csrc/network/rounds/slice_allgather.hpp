@@ -1,9 +1,9 @@
 // SliceAllgather: each node gets the slices of all nodes.
 //
-// Owns the order of messages. In each round the nodes of a group send one another what they have
-// after earlier ones (recursive doubling, of any radix); with one round that is direct exchange. A
-// node sends and receives (N - 1) / N of the bytes if all nodes contribute equally. Never touches
-// flags in shared memory and never blocks.
+// In each round the nodes of a group send one another what they have after earlier rounds
+// (recursive doubling, of any radix); with one round this is direct exchange. A node sends and
+// receives (N - 1) / N of the bytes if all nodes contribute equally. Never touches flags in shared
+// memory and never blocks.
 #ifndef HSGD_NETWORK_ROUNDS_SLICE_ALLGATHER_HPP_
 #define HSGD_NETWORK_ROUNDS_SLICE_ALLGATHER_HPP_
 
@@ -20,12 +20,12 @@ class SliceAllgather final : public StepWindow, public RoundPayload {
   SliceAllgather(Transport& transport, const RoundSchedule& rounds, size_t slots,
                  WireCounters& counters);
   void start() { restart(); }
-  // The next step: this node's part of `data`, to which those of the others come. `begins`: where
-  // the part of each node begins, in bytes, and the end of all; parts lie without gaps in the order
+  // Begins the next step: `data` holds this node's part, and receives those of the others.
+  // `begins`: offset in bytes of each node's part, and the end; parts lie without gaps in the order
   // of RoundSchedule::nodes_by_leaf().
   void begin(std::byte* data, std::vector<size_t> begins);
-  // A step may travel with the headers, in the rounds forwards: cores then send one another what
-  // all of earlier rounds had. `fits`: whether no message has more bytes than that.
+  // A step can travel with the headers, in forward rounds: cores then send one another all that
+  // they have from earlier rounds. fits() returns true if no message is longer than `most_bytes`.
   RoundPayload* with_headers() override;
   bool fits(const std::vector<size_t>& begins, size_t most_bytes) const;
   size_t write(int round, int core, std::byte* out) override;
@@ -41,14 +41,14 @@ class SliceAllgather final : public StepWindow, public RoundPayload {
     explicit Slice(Transport& transport) : messages(transport) {}
     std::byte* data = nullptr;
     std::vector<size_t> begins;
-    bool has_all = false;  // on cores, from the headers
+    bool has_all = false;  // on cores: received with the headers
     Messages messages;
   };
   bool advance(size_t slot, int& phase, bool is_first) override;
   void post(Slice& slice, const Stage& stage);
   void post_fold(Slice& slice, Kind kind);
   size_t offset(const std::vector<size_t>& begins, int leaf) const;
-  // Calls handle(begin, end) for each part that `core` has before a round, where all go forwards.
+  // Calls handle(begin, end) for each part that `core` has before a forward round.
   template <class Handle>
   void for_each_held(const std::vector<size_t>& begins, int round, int core, Handle&& handle) const;
 
@@ -56,12 +56,12 @@ class SliceAllgather final : public StepWindow, public RoundPayload {
   WireCounters& counters_;
   const int node_;
   const int partner_;
-  const int core_;  // of this node or its partner
+  const int core_;  // this node's core or its partner's
   std::vector<Stage> stages_;
   std::vector<int> node_at_leaf_;
   std::vector<Slice> slices_;
   bool next_rides_ = false;
-  Slice* riding_ = nullptr;  // that travels with the headers
+  Slice* riding_ = nullptr;  // the step that travels with the headers
 };
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Parts to those who sum them, round by round, and sums to all.
+// Sends parts to the nodes that sum them, round by round, then the sums to all nodes.
 #include "network/rounds/slice_allreduce.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace hsgd {
 namespace {
 
-// Of each input, so that those of a group stay in the first-level cache.
+// Elements of each input, so that the inputs of a group stay in the first-level cache.
 constexpr uint64_t kWidenedCount = 512;
 
 }  // namespace
@@ -111,13 +111,13 @@ void SliceAllreduce::begin_slice(Slice& slice) {
   HSGD_FAULT_POINT("between nodes: slice sent");
 }
 
-// A stage is posted in the order of steps on all nodes. What is sent may be overwritten only when
-// it has gone.
+// Posts the stages in the order of steps, on all nodes. Data may be overwritten only after it has
+// been sent.
 bool SliceAllreduce::advance(size_t slot, int& phase, bool is_first) {
   Slice& slice = slices_[slot];
   if (!slice.messages.all_done() || !is_first) return slice.messages.progressed();
   if (std::exchange(slice.is_summed, false)) {
-    phase = (rounds_.folds() ? 1 : 0) + rounds_.rounds() - 1;  // the last sum
+    phase = (rounds_.folds() ? 1 : 0) + rounds_.rounds() - 1;  // the last round of sums
   } else {
     finish(slice, stages_[static_cast<size_t>(phase)]);
   }
@@ -175,7 +175,8 @@ void SliceAllreduce::post(Slice& slice, const Stage& stage) {
   }
 }
 
-// Between a core and the node that takes no part: first all that this has, then what it gets.
+// Posts messages between a core and the node that takes no part: first all that this node has, then
+// its result.
 void SliceAllreduce::post_fold(Slice& slice, Kind kind) {
   if (partner_ < 0) return;
   Messages& messages = slice.messages;
@@ -213,7 +214,7 @@ void SliceAllreduce::post_sum(Slice& slice, int round) {
 void SliceAllreduce::finish(Slice& slice, const Stage& stage) {
   if (core_ < 0) return;
   if (stage.kind == Kind::kSum) finish_sum(slice, stage.round);
-  // What cores send in the rounds is wide on all of them, or on none.
+  // In the rounds either all cores send wide sums, or none.
   if (stage.kind == Kind::kTake && (partner_ >= 0 || widens_)) {
     inputs_ = {slice.data};
     if (partner_ >= 0) inputs_.push_back(slice.inbox);
@@ -232,7 +233,7 @@ void SliceAllreduce::finish_sum(Slice& slice, int round) {
   reduce(slice, own, round + 1 == rounds_.rounds());
 }
 
-// Sums the inputs, parts of as many groups of nodes, to where this node's own is, or its wide form.
+// Sums the inputs, parts of as many groups of nodes, into this node's own part, or its wide form.
 void SliceAllreduce::reduce(Slice& slice, const Range& part, bool is_last) {
   if (widens_ && !slice.is_wide) {
     slice.is_wide = true;
@@ -285,7 +286,7 @@ Range SliceAllreduce::range(const Slice& slice, int round, int core) const {
   return {bound(slice, leaves.begin), bound(slice, leaves.end)};
 }
 
-// Parts are the same whatever is sent.
+// Returns the bound of a leaf; parts do not depend on the format that is sent.
 uint64_t SliceAllreduce::bound(const Slice& slice, int leaf) const {
   if (leaf == rounds_.cores()) return slice.count;
   if (form_ == Form::kParts) {

@@ -1,4 +1,4 @@
-// Rounds forwards, and backwards.
+// Runs the rounds forwards, then backwards.
 #include "network/rounds/slice_broadcast.hpp"
 
 #include <algorithm>
@@ -68,12 +68,12 @@ void SliceBroadcast::merge(int round, const std::vector<Payload>& parts) {
   if (payload.bytes > 0) std::memcpy(riding_->data + range.begin, payload.data, payload.bytes);
 }
 
-// A stage is posted in the order of steps on all nodes.
+// Posts the stages in the order of steps, on all nodes.
 bool SliceBroadcast::advance(size_t slot, int& phase, bool is_first) {
   Slice& slice = slices_[slot];
   if (!slice.messages.all_done() || !is_first) return slice.messages.progressed();
   if (std::exchange(slice.is_split, false)) {
-    phase = (rounds_.folds() ? 1 : 0) + rounds_.rounds() - 1;  // the last that splits
+    phase = (rounds_.folds() ? 1 : 0) + rounds_.rounds() - 1;  // the last round that splits
   }
   if (static_cast<size_t>(++phase) == stages_.size()) {
     phase = kFinished;
@@ -91,7 +91,8 @@ void SliceBroadcast::post(Slice& slice, const Stage& stage) {
   if (stage.kind == Kind::kSpread) post_spread(slice, stage.round);
 }
 
-// Between a core and the node that takes no part: this is the root, or it gets what all have.
+// Posts messages between a core and the node that takes no part: this node is the root, or gets
+// what all have.
 void SliceBroadcast::post_fold(Slice& slice, Kind kind) {
   if (partner_ < 0 || (core_ == root_core_ && folds_root()) != (kind == Kind::kTake)) return;
   if (rounds_.is_core(node_) == (kind == Kind::kGive)) {
@@ -137,7 +138,8 @@ void SliceBroadcast::post_spread(Slice& slice, int round) {
       });
 }
 
-// Before a round the root's data has come to the cores that differ from it in earlier rounds alone.
+// Returns true for the cores that differ from the root's core only in earlier rounds: they have the
+// root's data.
 bool SliceBroadcast::holds(int core, int round) const {
   for (int later = round; later < rounds_.rounds(); ++later) {
     if (rounds_.index(later, core) != rounds_.index(later, root_core_)) return false;
@@ -150,7 +152,7 @@ Range SliceBroadcast::part(const Slice& slice, int round, int core) const {
   return {offset(slice, leaves.begin), offset(slice, leaves.end)};
 }
 
-// The leaves of the root's group of the first round are empty, the others equal.
+// The leaves of the root's group of the first round are empty; the others have equal sizes.
 size_t SliceBroadcast::offset(const Slice& slice, int leaf) const {
   const RoundSchedule::Leaves empty = rounds_.leaves(1, root_core_);
   const int width = empty.end - empty.begin;

@@ -1,4 +1,5 @@
-// Positions in trees, of which the lowest bit says who is above and below; and halves of steps.
+// Computes positions in trees, whose lowest bits give parents and children, and advances halves of
+// steps.
 #include "network/rounds/tree_broadcast.hpp"
 
 #include "core/base/fault_points.hpp"
@@ -7,20 +8,20 @@
 namespace hsgd {
 namespace {
 
-// Messages of one node to another may belong to both trees, which are in different steps.
+// The trees use two channels: one node may send another messages of both trees, in different steps.
 Channel channel_of(size_t tree) { return tree == 0 ? Channel::kBroadcast : Channel::kGather; }
 
-// Halves in each tree that the root has under way. Sends of short messages are done before these
-// have arrived; a root that began all steps at once would share its link among them, so that the
-// first arrived no sooner than the last, and nobody had anything to pass on meanwhile.
+// Halves in each tree that the root has in flight. Sends of short messages complete before the
+// messages arrive; a root that began all steps at once would share its link among them: then the
+// first would arrive as late as the last, and no node could pass anything on before.
 constexpr uint64_t kAhead = 2;
 
 int lowest_bit(int position) { return position & -position; }
 
 }  // namespace
 
-// Where a position lies so far right that its parent would be behind the last one, what is left of
-// the parent's subtree hangs from the position before that subtree.
+// Returns the parent. If a position is so far right that its parent is behind the last position,
+// the rest of the parent's subtree hangs from the position before that subtree.
 int TwoTrees::parent(int tree, int node) const {
   const int own = position(tree, node);
   const int bit = lowest_bit(own);
@@ -40,8 +41,8 @@ std::vector<int> TwoTrees::children(int tree, int node) const {
   return children;
 }
 
-// In the second tree positions of the first are mirrored, or moved by one where their number is
-// odd: even ones become odd.
+// Returns the position. In the second tree the positions of the first are mirrored, or moved by one
+// if their number is odd: even ones become odd.
 int TwoTrees::position(int tree, int node) const {
   const int others = nodes_ - 1;
   const int first = (node - root_ + nodes_) % nodes_;
@@ -103,7 +104,7 @@ bool TreeBroadcast::advance(size_t slot, int& phase, bool) {
   return moved;
 }
 
-// A half is passed on in the order of steps, whatever the other half waits for.
+// Passes a half on, in the order of steps, without waiting for the other half.
 bool TreeBroadcast::advance_half(Slice& slice, size_t tree_index) {
   Half& half = slice.halves[tree_index];
   Tree& tree = trees_[tree_index];
@@ -119,7 +120,7 @@ bool TreeBroadcast::advance_half(Slice& slice, size_t tree_index) {
   return may_pass_on || half.messages.progressed();
 }
 
-// The first node of a tree tells the root what has arrived.
+// Sends a half to the children. The first node of a tree also tells the root what has arrived.
 void TreeBroadcast::pass_on(Half* half, Tree* tree, Channel channel) {
   if (half->bytes > 0) {
     for (const int child : tree->children) {

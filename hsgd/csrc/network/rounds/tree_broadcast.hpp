@@ -1,10 +1,10 @@
-// What one node has goes to all, for what takes many steps.
+// TreeBroadcast: sends the data of one node to all nodes, for broadcasts of many steps.
 //
 // Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
 // scan", Parallel Computing 35, 2009: each of two trees carries half of a step, so that every node
-// receives each byte once and sends as many at most. Owns the trees, which are the same on all
-// nodes, and the order of messages: a node passes on what has come from its parent, whatever the
-// other half waits for. Never touches flags in shared memory and never blocks.
+// receives each byte once and sends at most as many. The trees are the same on all nodes. A node
+// passes on a half from its parent without waiting for the other half. Never touches flags in
+// shared memory and never blocks.
 #ifndef HSGD_NETWORK_ROUNDS_TREE_BROADCAST_HPP_
 #define HSGD_NETWORK_ROUNDS_TREE_BROADCAST_HPP_
 
@@ -17,19 +17,21 @@
 
 namespace hsgd {
 
-// Two binary trees over all nodes but a root. Who has children in one tree is a leaf of the other.
+// Two binary trees over all nodes except the root. A node that has children in one tree is a leaf
+// of the other.
 class TwoTrees {
  public:
   static constexpr int kTrees = 2;
 
   TwoTrees(int nodes, int root) : nodes_(nodes), root_(root) {}
-  // Of a node that is not the root; the root is the parent of the first node of each tree.
+  // Returns the parent of a node that is not the root; the root is the parent of the first node of
+  // each tree.
   int parent(int tree, int node) const;
   std::vector<int> children(int tree, int node) const;
 
  private:
-  // The root has 0, others have 1 to nodes - 1, in the order in which a walk of the tree from left
-  // to right meets them. Odd ones are leaves.
+  // Returns the position: 0 for the root, 1 to nodes - 1 for others, in the order of a walk of the
+  // tree from left to right. Odd positions are leaves.
   int position(int tree, int node) const;
   int node_at(int tree, int position) const;
 
@@ -45,14 +47,14 @@ class TreeBroadcast final : public BroadcastSteps {
   void begin(std::byte* data, size_t bytes) override;
 
  private:
-  // Of a step, in one tree.
+  // Half of a step, in one tree.
   struct Half {
     explicit Half(Transport& transport) : messages(transport) {}
     std::byte* data = nullptr;
     size_t bytes = 0;
     bool is_passed_on = false;
     bool is_done = false;
-    std::byte arrived{};  // a message that says so
+    std::byte arrived{};  // receives the message that the half has arrived
     Messages messages;
   };
   struct Slice {

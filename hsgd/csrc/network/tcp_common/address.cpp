@@ -1,4 +1,4 @@
-// Interfaces as the kernel lists them, and comparisons of addresses bit by bit.
+// Lists interfaces and compares addresses bit by bit.
 #include "network/tcp_common/address.hpp"
 
 #include <arpa/inet.h>
@@ -20,7 +20,7 @@ using Interfaces = std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)>;
 
 size_t bytes_of(const IpAddress& address) { return address.version == 4 ? 4 : 16; }
 
-// What of a socket address is the host; nullptr for other families.
+// Returns the host part of a socket address; nullptr for other families.
 const uint8_t* host_in(const sockaddr* address) {
   if (address == nullptr) return nullptr;
   if (address->sa_family == AF_INET) {
@@ -31,7 +31,7 @@ const uint8_t* host_in(const sockaddr* address) {
   return reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr.s6_addr;
 }
 
-// Version 0: not to be used.
+// Returns the address of an interface; version 0: not usable.
 IpAddress address_of(const ifaddrs& interface) {
   IpAddress found{};
   const uint8_t* host = host_in(interface.ifa_addr);
@@ -63,7 +63,7 @@ class AddressList {
   size_t count_ = 0;
 };
 
-// IPv4 first: the kernel lists it so.
+// Visits IPv4 addresses first: the kernel lists them first.
 template <class Take>
 void for_each(const Interfaces& interfaces, Take&& take) {
   for (const ifaddrs* each = interfaces.get(); each != nullptr; each = each->ifa_next) {
@@ -134,7 +134,7 @@ IpAddresses find_addresses(const std::string& interfaces) {
   return found.all();
 }
 
-// Not an address that both have, as bridges of containers do on every host, unless nothing else is
+// Skips an address that both nodes have, such as that of a container bridge, unless nothing else is
 // shared.
 IpAddress reach(const IpAddresses& from, const IpAddresses& to) {
   IpAddress both{};

@@ -1,8 +1,7 @@
-// Where a node can be reached over TCP: IPv4 and IPv6 addresses of its interfaces.
+// IpAddress: IPv4 and IPv6 addresses of a node's interfaces, and the choice between them.
 //
-// Owns their form, the choice of interfaces, and which address of another node one connects to.
-// Never resolves names, and never opens a connection. IPv6 addresses of one link only (fe80::/10)
-// are left out: they mean nothing without the number of an interface, which differs between hosts.
+// Never resolves names, and never opens a connection. Link-local IPv6 addresses (fe80::/10) are
+// left out: they need the number of an interface, which differs between hosts.
 #ifndef HSGD_NETWORK_TCP_COMMON_ADDRESS_HPP_
 #define HSGD_NETWORK_TCP_COMMON_ADDRESS_HPP_
 
@@ -18,25 +17,25 @@ namespace hsgd {
 
 struct IpAddress {
   uint8_t version;       // 4 or 6; 0: none
-  uint8_t network_bits;  // so many first bits of `host` are those of its network
+  uint8_t network_bits;  // number of first bits of `host` that are its network's
   uint8_t reserved[2];
-  std::array<uint8_t, 16> host;  // network order; of IPv4 the first four bytes
+  std::array<uint8_t, 16> host;  // network order; IPv4 uses the first four bytes
 };
 static_assert(sizeof(IpAddress) == 20, "is exchanged as bytes");
 
-constexpr size_t kMostAddresses = 8;  // of a node
+constexpr size_t kMostAddresses = 8;  // per node
 using IpAddresses = std::array<IpAddress, kMostAddresses>;
 
-// Of interfaces that are up: those that `interfaces` names, separated by commas, in its order; "":
-// all but loopback, which is left out unless a machine has no network. Throws HSGD_ERR_ARGUMENT for
-// a name without an address, HSGD_ERR_SYSTEM.
+// Returns the addresses of interfaces that are up: those named in `interfaces`, separated by
+// commas, in that order; "": all except loopback, which is used only if a machine has no network.
+// Throws HSGD_ERR_ARGUMENT for a name without an address, or HSGD_ERR_SYSTEM.
 IpAddresses find_addresses(const std::string& interfaces);
 
-// The address of `to` that `from` connects to: one that lies in a network of its own, or else the
-// first that it has the protocol for. Version 0: there is none.
+// Returns the address of `to` to which `from` connects: one in a network of `from`, otherwise the
+// first whose protocol `from` has. Version 0: there is none.
 IpAddress reach(const IpAddresses& from, const IpAddresses& to);
 
-// What the calls of the kernel take.
+// A socket address for system calls.
 struct SocketAddress {
   sockaddr_storage storage;
   socklen_t bytes;

@@ -1,4 +1,4 @@
-// Accepting, and an end to silence.
+// Accepts connections, and ends silent ones.
 #include "network/tcp_common/door.hpp"
 
 #include <sys/epoll.h>
@@ -12,10 +12,10 @@
 namespace hsgd {
 namespace {
 
-// Silent for so long while others wait outside: more than the way there and back takes, between
-// continents too, and little enough for a real rank behind a thousand strangers.
+// How long a connection may be silent while others wait to be accepted: more than a round trip,
+// also between continents, and short enough for a real rank behind a thousand strangers.
 constexpr int64_t kPressedNs = 250'000'000;
-// How often it is tried again where nobody can be let in.
+// Interval of new attempts if no connection can be accepted.
 constexpr int kPauseMs = 100;
 
 }  // namespace
@@ -48,7 +48,7 @@ Fd SocketDoor::accept(int64_t now_ns) {
       return fd;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
-    // Else this process has as many files open as it may, for one.
+    // Otherwise accept() failed, for instance because this process has too many open files.
     if (errno != EAGAIN && errno != EWOULDBLOCK) wait_outside = true;
     ++i;
   }
@@ -56,7 +56,7 @@ Fd SocketDoor::accept(int64_t now_ns) {
   return Fd();
 }
 
-// While there are connections that cannot be accepted the listeners would be ready all the time.
+// While connections cannot be accepted, the listeners would be ready all the time.
 void SocketDoor::press(bool pressed) {
   if (pressed == pressed_) return;
   pressed_ = pressed;
@@ -64,7 +64,7 @@ void SocketDoor::press(bool pressed) {
     epoll_event event{};
     event.events = pressed ? 0 : uint32_t{EPOLLIN};
     event.data.fd = listener.get();
-    // Fails for lack of memory only: then it is tried once too often.
+    // Fails only if out of memory: then there is one attempt too many.
     ::epoll_ctl(poll_, EPOLL_CTL_MOD, listener.get(), &event);
   }
 }

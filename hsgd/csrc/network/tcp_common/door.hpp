@@ -1,9 +1,9 @@
-// Who comes in over TCP: connections that were accepted and did not say yet whose they are.
+// SocketDoor: accepts TCP connections, and holds those that have not said yet whose they are.
 //
-// Owns the listening sockets, and the account of connections that say nothing: anybody who reaches
-// the port can open them, and each costs a descriptor. Beside as many as there are ranks they are
-// few at a time, and have seconds to say hello; where others wait outside, less. Never reads, and
-// never closes what it has given away.
+// Owns the listening sockets and limits silent connections: any process that reaches the port can
+// open them, and each costs a descriptor. In addition to one per rank only a few are accepted at a
+// time. They have seconds to send a hello, less if others wait to be accepted. Never reads, and
+// never closes a connection that it has handed over.
 #ifndef HSGD_NETWORK_TCP_COMMON_DOOR_HPP_
 #define HSGD_NETWORK_TCP_COMMON_DOOR_HPP_
 
@@ -18,23 +18,24 @@ namespace hsgd {
 
 class SocketDoor {
  public:
-  // So many strangers that say nothing may be in at a time.
+  // Maximum number of silent strangers at a time.
   static constexpr size_t kMostStrangers = 64;
 
-  // Follows the listeners in the poll. `ranks`: so many may come at the same moment, before one of
-  // them can say hello. Throws HSGD_ERR_SYSTEM.
+  // Adds the listeners to the poll. `ranks`: number of ranks that may connect at the same moment,
+  // before one of them can send a hello. Throws HSGD_ERR_SYSTEM.
   SocketDoor(std::vector<Fd> listeners, int poll, int64_t hello_ns, size_t ranks);
 
   bool is_listener(int fd) const;
-  // The next connection, counted as silent; invalid when none waits, or none can be let in now.
+  // Returns the next connection, counted as silent; invalid if none waits, or none can be accepted
+  // now.
   Fd accept(int64_t now_ns);
-  // Somebody waits outside who could not be let in when that was last tried.
+  // Returns true if a connection was waiting that could not be accepted at the last attempt.
   bool is_pressed() const { return pressed_; }
-  // It has said hello, or is closed.
+  // Stops counting a connection that has sent a hello, or was closed.
   void forget(int fd);
-  // Those that have been silent for too long.
+  // Returns the connections that have been silent for too long.
   std::vector<int> overdue(int64_t now_ns) const;
-  // Until overdue() or accept() may say something new though nothing is ready; -1: never.
+  // Returns the time until overdue() or accept() may change although no socket is ready; -1: never.
   int wait_ms(int64_t now_ns) const;
 
  private:
@@ -51,7 +52,7 @@ class SocketDoor {
   int poll_;
   int64_t hello_ns_;
   size_t most_silent_;
-  std::vector<Silent> silent_;  // as they came
+  std::vector<Silent> silent_;  // in order of arrival
   bool pressed_ = false;
 };
 

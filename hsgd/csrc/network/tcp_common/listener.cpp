@@ -1,4 +1,4 @@
-// Addresses of this node, and one port that is free at all of them.
+// Finds the addresses of this node, and one port that is free at all of them.
 #include "network/tcp_common/listener.hpp"
 
 #include <netinet/in.h>
@@ -17,7 +17,7 @@ namespace hsgd {
 namespace {
 
 constexpr int kBacklog = 1024;
-// The kernel gives a port that is free at the first address; at another one it may be taken.
+// The kernel gives a port that is free at the first address; at another address it may be in use.
 constexpr int kTries = 32;
 
 uint32_t port_of(const Fd& fd) {
@@ -26,7 +26,7 @@ uint32_t port_of(const Fd& fd) {
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     fail_system("getsockname");
   }
-  // The port lies at the same place in both.
+  // The port has the same offset in both structs.
   static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
   return reinterpret_cast<const sockaddr_in*>(&address)->sin_port;
 }
@@ -46,7 +46,7 @@ SocketListener::SocketListener(const std::string& interfaces) {
   }
 }
 
-// False, and errno, when the port is taken at one of the addresses.
+// Returns false, with errno, if the port is in use at one of the addresses.
 bool SocketListener::bind_all() {
   fds_.clear();
   place_.port = 0;

@@ -1,8 +1,8 @@
-// Where a rank can be reached over TCP, and the sockets that wait there.
+// SocketListener: listening TCP sockets of a rank; SocketPlace: where other ranks reach them.
 //
-// Owns the listening sockets, one for each address of this node, all of one port. They are bound at
-// once, so that the port is known, but listen only at addresses that other ranks will use, when
-// these are known. Never accepts.
+// Owns one socket for each address of this node, all with one port. They are bound at once, so that
+// the port is known, but listen only at addresses that other ranks will use, once these are known.
+// Never accepts.
 #ifndef HSGD_NETWORK_TCP_COMMON_LISTENER_HPP_
 #define HSGD_NETWORK_TCP_COMMON_LISTENER_HPP_
 
@@ -16,33 +16,34 @@
 
 namespace hsgd {
 
-// What all ranks tell one another at set-up, byte by byte.
+// A rank's addresses, port and token, exchanged byte by byte between all ranks at set-up.
 struct SocketPlace {
   IpAddresses addresses;
-  SocketToken token;  // who does not know it is no rank
+  SocketToken token;  // a process that does not know it is not a rank
   uint32_t port;      // network order, at all addresses
   uint32_t reserved;
 };
 static_assert(sizeof(SocketPlace) == 184, "is exchanged as bytes");
 
-// Where `from` connects to `to`.
+// Returns the address at which `from` connects to `to`.
 SocketAddress reach(const SocketPlace& from, const SocketPlace& to);
 
 class SocketListener {
  public:
-  // `interfaces`: as of find_addresses(), and throws what that does.
+  // `interfaces` and errors: see find_addresses().
   explicit SocketListener(const std::string& interfaces = "");
   const SocketPlace& place() const { return place_; }
-  // The sockets at the addresses that the ranks use which `connect`, by rank, listening; the rest
-  // is closed. Throws HSGD_ERR_SYSTEM.
+  // Returns listening sockets at the addresses that the ranks in `connect` (by rank) use; closes
+  // the others. Throws HSGD_ERR_SYSTEM.
   std::vector<Fd> listen(const std::vector<SocketPlace>& places, const std::vector<bool>& connect);
-  // Those at all addresses, for who does not know the others' places yet. Throws HSGD_ERR_SYSTEM.
+  // Returns listening sockets at all addresses, if the places of the other ranks are not known yet.
+  // Throws HSGD_ERR_SYSTEM.
   std::vector<Fd> listen();
 
  private:
   bool bind_all();
 
-  std::vector<Fd> fds_;  // as place_.addresses
+  std::vector<Fd> fds_;  // in the order of place_.addresses
   SocketPlace place_{};
 };
 

@@ -1,4 +1,4 @@
-// Making them, and their options.
+// Makes sockets and sets their options.
 #include "network/tcp_common/socket.hpp"
 
 #include <linux/sockios.h>

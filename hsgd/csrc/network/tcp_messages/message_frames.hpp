@@ -1,7 +1,5 @@
-// What goes over the connections between two leaders: the format, for both of their ends.
-//
-// Owns the structs, which are sent as they are (all nodes have one byte order), and which
-// connection carries what. Never sends.
+// Frames of the connections between two leaders: structs that are sent as they are (all nodes have
+// one byte order), and which connection carries which messages.
 #ifndef HSGD_NETWORK_TCP_MESSAGES_MESSAGE_FRAMES_HPP_
 #define HSGD_NETWORK_TCP_MESSAGES_MESSAGE_FRAMES_HPP_
 
@@ -13,48 +11,50 @@
 
 namespace hsgd {
 
-constexpr uint32_t kLeaderMagic = 0x31646c68;  // "hld1"; another number for another format
+constexpr uint32_t kLeaderMagic = 0x31646c68;  // "hld1"; another format needs another number
 
-// The first thing on a connection, of who connects. Nothing follows before kLeaderMagic has come
-// back.
+// The first message on a connection, from the leader that connects. Nothing follows before
+// kLeaderMagic has come back.
 struct LeaderHello {
-  SocketToken token;  // the other leader's: who does not know it is no rank
+  SocketToken token;  // the other leader's: a process that does not know it is not a rank
   uint32_t magic;
-  int32_t node;        // who connects
-  int32_t connection;  // which of the pair's
+  int32_t node;        // the node that connects
+  int32_t connection;  // index among the pair's connections
   int32_t connections;
 };
 static_assert(sizeof(LeaderHello) == 32, "is sent as bytes");
 
-// Comes before each piece of a message. The messages of a channel are numbered from 0 on; on one
-// connection their numbers rise.
+// Header of each piece of a message. The messages of a channel are numbered from 0; on one
+// connection their numbers increase.
 struct MessageFrame {
   uint64_t serial;
   uint64_t total;   // bytes of the message
-  uint64_t offset;  // of this piece in it
-  uint32_t bytes;   // of this piece, which follow
+  uint64_t offset;  // offset of this piece in the message
+  uint32_t bytes;   // bytes of this piece, which follow
   uint32_t magic;
 };
 static_assert(sizeof(MessageFrame) == 32, "is sent as bytes");
 
-// A piece is no longer: the other connections of the channel take the next ones meanwhile.
+// Maximum length of a piece: the other connections of the channel take the next pieces meanwhile.
 constexpr size_t kMostFrameBytes = 256 << 10;
 
-// The connections of each pair of nodes. The first carries a Parting each way, and nothing else: it
-// is never behind data. Each channel has its own, so that a message whose receive is not posted yet
-// keeps no other channel waiting, and needs no memory but the kernel's.
+// The connections of each pair of nodes. The first carries only a Parting each way, which is never
+// behind data. Each channel has its own connections: a message whose receive is not posted yet
+// delays no other channel, and needs only kernel memory.
 class ConnectionPlan {
  public:
   static constexpr int kControl = 0;
   static constexpr int kChannels = 5;
-  // Few nodes have several for each channel of bulk data: one connection does not fill a fast link.
+  // With few nodes, each channel of bulk data has several connections: one does not fill a fast
+  // link.
   static constexpr int kFewNodes = 16;
   static constexpr int kStripes = 2;
 
   explicit ConnectionPlan(int nodes) : stripes_(nodes <= kFewNodes ? kStripes : 1) {}
-  // Of one pair.
+  // Returns the number of connections of one pair.
   int count() const { return 2 + (kChannels - 1) * stripes_; }
-  // Index of the channel of a connection other than the first: 0 is the headers', which has one.
+  // Returns the index of the channel of a connection, except the first. Channel 0 is for headers
+  // and has one connection.
   int channel(int connection) const {
     return connection == 1 ? 0 : 1 + (connection - 2) / stripes_;
   }

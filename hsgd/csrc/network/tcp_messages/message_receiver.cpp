@@ -1,4 +1,4 @@
-// Frames, and the pieces behind them.
+// Reads frames and the pieces behind them.
 #include "network/tcp_messages/message_receiver.hpp"
 
 #include <sys/socket.h>
@@ -11,8 +11,8 @@
 namespace hsgd {
 namespace {
 
-// In one turn of a connection: the others wait meanwhile, and under saturation a connection never
-// runs dry.
+// Bytes per turn of a connection: the other connections wait meanwhile, and under load a connection
+// never runs dry.
 constexpr size_t kTurnBytes = 1 << 20;
 
 }  // namespace
@@ -32,14 +32,14 @@ void ReceiveQueue::drop_done() {
   for (; !receives_.empty() && receives_.front().done(); ++first_) receives_.pop_front();
 }
 
-// Who is trusted with the token may still be another version, or broken.
+// Checks a frame: a peer with the token may still have another version, or be broken.
 bool MessageReceiver::fits(const ReceiveQueue& queue) const {
   return frame_.magic == kLeaderMagic && frame_.bytes <= kMostFrameBytes &&
          frame_.offset <= frame_.total && frame_.bytes <= frame_.total - frame_.offset &&
          frame_.serial >= last_serial_ && queue.is_possible(frame_.serial);
 }
 
-// The receive for the piece is there: false when it does not fit.
+// Begins a piece whose receive is posted; returns false if it does not fit.
 bool MessageReceiver::begin(ReceiveQueue& queue) {
   ReceiveQueue::Receive& receive = *queue.find(frame_.serial);
   const bool same = !receive.begun || receive.total == frame_.total;

@@ -1,8 +1,8 @@
-// Messages on their way from another leader.
+// MessageReceiver: receives messages from another leader on one connection; ReceiveQueue: the
+// posted receives.
 //
-// Owns which receive takes which message, and the piece that is under way on a connection. Data
-// goes where the receive says, at once; what nobody has posted a receive for waits in the kernel.
-// Lengths are believed only as far as they fit. Never blocks, and owns no socket.
+// Data goes directly to the buffer of its receive; a message without a receive waits in the kernel.
+// Lengths are trusted only if they fit. Never blocks, and owns no socket.
 #ifndef HSGD_NETWORK_TCP_MESSAGES_MESSAGE_RECEIVER_HPP_
 #define HSGD_NETWORK_TCP_MESSAGES_MESSAGE_RECEIVER_HPP_
 
@@ -31,29 +31,29 @@ class ReceiveQueue {
 
   ReceiveQueue();
   void add(Transport::Ticket ticket, void* data, size_t capacity);
-  // That of the message with this number; nullptr: it is not posted yet.
+  // Returns the receive of the message with this number; nullptr: it is not posted yet.
   Receive* find(uint64_t serial);
-  // Whether there will be one: numbers of messages that have come do not come again.
+  // Returns true if such a receive can still come: numbers of received messages are not used again.
   bool is_possible(uint64_t serial) const { return serial >= first_; }
   void drop_done();
   void clear() { receives_.clear(); }
 
  private:
-  std::deque<Receive> receives_;  // whose places in memory stay
-  uint64_t first_;                // number of the first one's message
+  std::deque<Receive> receives_;  // deque: addresses are stable
+  uint64_t first_;                // number of the first receive's message
 };
 
-// One connection's part.
+// State of one connection.
 class MessageReceiver {
  public:
   enum class State {
     kMore,     // a turn's share was taken
-    kDrained,  // there is no more for now
-    kWaits,    // for its receive
-    kEnded,    // errno says why, or is 0
-    kGarbage   // not what a leader of this version would send
+    kDrained,  // no more data for now
+    kWaits,    // the piece's receive is not posted
+    kEnded,    // errno is the reason, or 0
+    kGarbage   // a leader of this version would not send this
   };
-  // Tickets of receives that are done go to `done`.
+  // Receives data. Adds the tickets of finished receives to `done`.
   State receive(int fd, ReceiveQueue& queue, std::vector<Transport::Ticket>* done);
 
  private:
@@ -64,9 +64,9 @@ class MessageReceiver {
 
   MessageFrame frame_{};
   size_t frame_got_ = 0;
-  ReceiveQueue::Receive* into_ = nullptr;  // of the piece; nullptr: not found yet
-  size_t got_ = 0;                         // of the piece
-  MessageFrame next_{};                    // what came with the end of a piece
+  ReceiveQueue::Receive* into_ = nullptr;  // receive of the piece; nullptr: not found yet
+  size_t got_ = 0;                         // bytes of the piece
+  MessageFrame next_{};                    // received with the end of a piece
   size_t next_got_ = 0;
   uint64_t last_serial_ = 0;
 };

@@ -1,4 +1,4 @@
-// Pieces of messages, each behind its frame.
+// Sends pieces of messages, each behind its frame.
 #include "network/tcp_messages/message_sender.hpp"
 
 #include <sys/socket.h>
@@ -12,7 +12,7 @@
 namespace hsgd {
 namespace {
 
-// In one turn of a connection: the others wait meanwhile.
+// Bytes per turn of a connection: the other connections wait meanwhile.
 constexpr size_t kTurnBytes = 1 << 20;
 
 }  // namespace
@@ -54,7 +54,7 @@ void MessageSender::end(MessageQueue& queue, std::vector<Transport::Ticket>* don
   message_->sent += frame_.bytes;
   if (message_->sent == message_->bytes) done->push_back(message_->ticket);
   message_ = nullptr;
-  queue.next();  // counts those that are begun
+  queue.next();  // updates the count of begun messages
   queue.drop_sent();
 }
 

@@ -1,7 +1,8 @@
-// Messages on their way to another leader.
+// MessageSender: sends messages to another leader on one connection; MessageQueue: the posted
+// messages.
 //
-// Owns the order of a channel's messages, and the piece that a connection has begun. Data goes from
-// where it lies. Never blocks, and owns no socket.
+// Keeps the order of a channel's messages. Data is sent without a copy. Never blocks, and owns no
+// socket.
 #ifndef HSGD_NETWORK_TCP_MESSAGES_MESSAGE_SENDER_HPP_
 #define HSGD_NETWORK_TCP_MESSAGES_MESSAGE_SENDER_HPP_
 
@@ -15,7 +16,7 @@
 
 namespace hsgd {
 
-// What waits to go to one node on one channel, over all of its connections.
+// Messages that wait to go to one node on one channel, over all of its connections.
 class MessageQueue {
  public:
   struct Message {
@@ -24,31 +25,32 @@ class MessageQueue {
     size_t bytes;
     uint64_t serial;
     size_t taken = 0;        // bytes of pieces that were begun
-    size_t sent = 0;         // bytes that the kernel has
-    bool announced = false;  // a piece was begun: one without bytes has one, too
+    size_t sent = 0;         // bytes that the kernel has taken
+    bool announced = false;  // a piece was begun; an empty message has one piece, too
   };
 
   MessageQueue();
   void add(Transport::Ticket ticket, const void* data, size_t bytes);
-  // The message with the next piece to send; nullptr: there is none.
+  // Returns the message with the next piece to send; nullptr: there is none.
   Message* next();
-  // Of what next() gave: the kernel has all of its bytes. Messages may end in another order.
+  // Drops the first messages if the kernel has taken all of their bytes. Messages may finish in
+  // another order.
   void drop_sent();
   bool empty() const { return messages_.empty(); }
 
  private:
-  std::deque<Message> messages_;  // whose places in memory stay
-  size_t begun_ = 0;              // so many first ones have no further piece
+  std::deque<Message> messages_;  // deque: addresses are stable
+  size_t begun_ = 0;              // number of first messages without a further piece
   uint64_t next_serial_;
 };
 
-// One connection's part.
+// State of one connection.
 class MessageSender {
  public:
-  enum class State { kSent, kNoRoom, kLost };  // kLost: errno says why
+  enum class State { kSent, kNoRoom, kLost };  // kLost: see errno
 
-  // As much of the queue as the kernel takes, up to a turn's share (kSent, and busy() or not).
-  // Tickets of messages that have left go to `done`.
+  // Sends as much of the queue as the kernel takes, up to a turn's share (kSent, and busy() or
+  // not). Adds the tickets of sent messages to `done`.
   State send(int fd, MessageQueue& queue, std::vector<Transport::Ticket>* done);
   bool busy() const { return message_ != nullptr; }
 
@@ -56,9 +58,9 @@ class MessageSender {
   void begin(MessageQueue::Message& message);
   void end(MessageQueue& queue, std::vector<Transport::Ticket>* done);
 
-  MessageQueue::Message* message_ = nullptr;  // whose piece is under way
+  MessageQueue::Message* message_ = nullptr;  // message whose piece is in progress
   MessageFrame frame_{};
-  size_t sent_ = 0;  // of frame and data
+  size_t sent_ = 0;  // bytes of frame and data
 };
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Who connects to whom, and the words at the door.
+// Connects the leaders, and exchanges hellos.
 #include "network/tcp_messages/tcp_leader.hpp"
 
 #include <arpa/inet.h>
@@ -24,11 +24,11 @@
 namespace hsgd {
 namespace {
 
-// Who comes in says hello within so long. Leaders do at once; longer, because one may be stopped.
+// Time for a hello. Leaders send it at once; the limit is longer because one may be stopped.
 constexpr int64_t kHelloNs = 10'000'000'000;
-// A connection that was shown out with the silent ones comes again so often.
+// Number of attempts if a connection is closed together with silent ones.
 constexpr int kMostTries = 4;
-// Between two looks at the deadline.
+// Interval between checks of the deadline.
 constexpr int kLookMs = 20;
 
 int checked(int result, const char* what) {
@@ -38,7 +38,7 @@ int checked(int result, const char* what) {
 
 bool no_more() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
-// The higher node of a pair connects: each leader to all before it.
+// Connects each pair: the higher node connects to the lower one.
 class Meeting {
  public:
   Meeting(std::vector<Fd> listeners, const TcpLeaders& leaders)
@@ -71,7 +71,7 @@ class Meeting {
   }
 
  private:
-  // One that this leader makes: says hello, and waits for the answer.
+  // A connection that this leader makes: sends a hello and waits for the answer.
   struct Call {
     Fd fd;
     int node;
@@ -79,7 +79,7 @@ class Meeting {
     int tries = 1;
     bool greeted = false;
   };
-  // One that came in: its hello, as far as it is there.
+  // An accepted connection, with its hello as far as it has arrived.
   struct Guest {
     Fd fd;
     LeaderHello hello{};
@@ -89,7 +89,7 @@ class Meeting {
   int rank_of(int node) const { return leaders_.ranks[static_cast<size_t>(node)]; }
   const SocketPlace& place_of(int node) const { return leaders_.places[static_cast<size_t>(node)]; }
 
-  // What cannot be followed ends with its descriptor, in the caller.
+  // Adds a descriptor to the poll. If this fails, the caller closes it.
   bool follow(int fd, uint32_t events) const {
     epoll_event event{};
     event.events = events;
@@ -136,19 +136,19 @@ class Meeting {
     }
   }
 
-  // --- connections of this leader's ---
+  // --- connections that this leader makes ---
 
   void go_on(int fd) {
     Call& call = calls_.at(fd);
     int error = 0;
     socklen_t size = sizeof error;
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-    // Nobody resets what was never connected.
+    // A reset comes only from a connection that existed.
     if (error != 0 && error != ECONNRESET) fail_unreachable(call.node, error);
     if (error == 0 && !call.greeted) {
       const LeaderHello hello{place_of(call.node).token, kLeaderMagic, leaders_.node, call.index,
                               plan_.count()};
-      // A new connection has room for it, or is none yet.
+      // A new connection has room for the hello, or is not connected yet.
       const ssize_t sent = ::send(fd, &hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent < 0 && (errno == EAGAIN || errno == ENOTCONN)) return;
       call.greeted = sent == sizeof hello;
@@ -174,11 +174,11 @@ class Meeting {
     call(std::move(again));
   }
 
-  // --- connections of others ---
+  // --- connections that others make ---
 
   void hear_last(int fd) {
     if (guests_.count(fd) == 0) return door_.forget(fd);
-    hear(fd);  // perhaps it said hello while this thread did not run
+    hear(fd);  // its hello may have come while this thread did not run
     if (guests_.count(fd) != 0) show_out(fd);
   }
 
@@ -201,7 +201,7 @@ class Meeting {
     keep(std::move(kept), hello.node, hello.connection);
   }
 
-  // A leader whose connection broke before it saw the answer comes again: the later one counts.
+  // A leader whose connection broke before it saw the answer connects again: the later one counts.
   bool is_expected(const LeaderHello& hello) const {
     const SocketToken& token = place_of(leaders_.node).token;
     return is_same_secret(hello.token.data(), token.data(), token.size()) &&
@@ -262,7 +262,7 @@ class Meeting {
   Fd poll_;
   SocketDoor door_;
   std::map<int, Call> calls_;    // by descriptor
-  std::map<int, Guest> guests_;  // the same
+  std::map<int, Guest> guests_;  // by descriptor
   std::vector<std::vector<Fd>> open_;
   size_t missing_ = 0;
 };

@@ -1,4 +1,4 @@
-// Tickets, connections that are ready, and what the end of one means.
+// Manages tickets and ready connections, and handles ended connections.
 #include "network/tcp_messages/transport.hpp"
 
 #include <netinet/tcp.h>
@@ -24,7 +24,7 @@
 namespace hsgd {
 namespace {
 
-// A connection for data may end sooner than the first one has brought the reason.
+// A connection for data may end before the first connection has brought the reason.
 constexpr int64_t kGraceNs = 500'000'000;
 
 class TcpTransport final : public Transport {
@@ -65,8 +65,8 @@ class TcpTransport final : public Transport {
     return ticket;
   }
 
-  // One call asks the kernel about all connections, so that who asks for each ticket in turn has
-  // asked it once.
+  // One call asks the kernel about all connections, so a caller that asks for each ticket in turn
+  // causes one query.
   bool done(Ticket ticket) override {
     Slot& slot = slots_[ticket];
     if (!slot.complete && !std::exchange(slot.looked, false)) {
@@ -100,13 +100,13 @@ class TcpTransport final : public Transport {
     return true;
   }
 
-  // Receives end at once: nothing reads any more. What is to be sent has left when the other
-  // kernels have it, because the end of a socket with unread bytes drops what they have not.
+  // Receives end at once: nothing is read any more. Sends are finished when the other kernels have
+  // the data, because closing a socket with unread bytes drops what they do not have.
   bool quiesce(const Deadline& deadline) noexcept override {
     deaf_ = true;
     try {
       while (!is_flushed() && !deadline.passed()) progress(1);
-    } catch (const std::exception&) {  // no memory
+    } catch (const std::exception&) {  // out of memory
     }
     if (!is_flushed()) return false;
     for (Connection& connection : connections_) ::shutdown(connection.fd.get(), SHUT_WR);
@@ -122,7 +122,7 @@ class TcpTransport final : public Transport {
     Lane* lane = nullptr;  // nullptr: the first connection of the pair, for partings
     MessageSender sender = {};
     MessageReceiver receiver = {};
-    bool may_read = true;  // until the kernel says that there is nothing
+    bool may_read = true;  // until the kernel reports that there is no data
     bool may_write = true;
     bool waits = false;   // for a receive to be posted
     bool listed = false;  // in ready_
@@ -137,15 +137,15 @@ class TcpTransport final : public Transport {
   struct Peer {
     std::array<Lane, ConnectionPlan::kChannels> lanes;
     Connection* control = nullptr;  // nullptr: this node
-    Parting in;                     // as far as it has come
+    Parting in;                     // as far as it has arrived
     size_t in_got = 0;
     size_t out_sent = 0;
-    bool parted = false;    // it said so, or is lost
-    int64_t broken_ns = 0;  // since when a connection for data is broken; 0: none is
+    bool parted = false;    // it parted, or is lost
+    int64_t broken_ns = 0;  // time at which a connection for data broke; 0: none is broken
   };
   struct Slot {
     bool complete = false;
-    bool looked = false;  // and found open, since done() was last asked for it
+    bool looked = false;  // found open, since done() was last called for it
     MessageOrder order;
   };
 
@@ -207,7 +207,7 @@ class TcpTransport final : public Transport {
       connection.may_write |= (event.events & EPOLLOUT) != 0;
       enlist(connection);
     }
-    // What is enlisted from here on has its turn the next time: no connection has two.
+    // Connections enlisted from here on have their turn next time: each has one turn.
     working_.swap(ready_);
     for (Connection* connection : working_) {
       connection->listed = false;
@@ -234,7 +234,7 @@ class TcpTransport final : public Transport {
     for (const Ticket ticket : finished_) slots_[ticket].complete = true;
     if (state == MessageSender::State::kLost) return end(connection);
     connection.may_write = state == MessageSender::State::kSent;
-    // Its share of this turn is used up, and there is more.
+    // It used its share of this turn and has more to send.
     if (connection.may_write &&
         (connection.sender.busy() || connection.lane->out.next() != nullptr))
       enlist(connection);
@@ -263,7 +263,7 @@ class TcpTransport final : public Transport {
     }
   }
 
-  // A connection for data.
+  // Handles the end of a connection for data.
   void end(Connection& connection) {
     connection.ended = true;
     Peer& peer = peers_[connection.node];
@@ -280,7 +280,7 @@ class TcpTransport final : public Transport {
                                   MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent < 0 && errno == EINTR) continue;
       if (sent <= 0) {
-        // Else its end is read, too.
+        // After other errors, the end of the connection is read later, too.
         peer.control->may_write = errno != EAGAIN && errno != EWOULDBLOCK;
         return;
       }
@@ -311,7 +311,7 @@ class TcpTransport final : public Transport {
     partings_.push_back(peer.in);
   }
 
-  // It ended without a word, or its words make no sense.
+  // Handles a node whose first connection ended without a valid parting.
   void lose(size_t node, const char* why) {
     Peer& peer = peers_[node];
     peer.broken_ns = 0;
@@ -347,18 +347,18 @@ class TcpTransport final : public Transport {
   const int node_;
   const ConnectionPlan plan_;
   Fd poll_;
-  std::deque<Connection> connections_;  // whose places in memory stay
+  std::deque<Connection> connections_;  // deque: addresses are stable
   std::vector<Peer> peers_;             // by node; never grows after the constructor
-  std::vector<Connection*> ready_;      // that may have something to do
+  std::vector<Connection*> ready_;      // connections that may have something to do
   std::vector<Connection*> working_;
   std::vector<Ticket> finished_;
   std::vector<Slot> slots_;
   uint64_t messages_ = first_count();
   std::vector<Ticket> free_;
-  Parting parting_;  // the own one, once `parted_`
+  Parting parting_;  // this node's, once `parted_`
   bool parted_ = false;
-  bool deaf_ = false;             // receives were given up
-  std::deque<Parting> partings_;  // of others, not asked for yet
+  bool deaf_ = false;             // receives were cancelled
+  std::deque<Parting> partings_;  // from others, not fetched yet
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Hello, then headers and bytes.
+// Reads the hello, then headers and bytes.
 #include "network/tcp_window/receiver.hpp"
 
 #include <sys/socket.h>
@@ -12,13 +12,13 @@
 namespace hsgd {
 namespace {
 
-// What is overtaken by something short keeps it waiting for so many bytes at most: a millisecond at
-// 1 Gbit.
+// Most bytes for which the thread waits: a write that is overtaken by a short one is delayed by at
+// most so many, a millisecond at 1 Gbit.
 constexpr uint64_t kMostTogether = 128 << 10;
-// In one turn: other connections wait meanwhile, and so do confirmations.
+// Bytes per turn: other connections and confirmations wait meanwhile.
 constexpr uint64_t kTurnBytes = 1 << 20;
-// While more is on its way versions are confirmed when there are so many, or when so many bytes
-// have come since: a sender that never pauses has room for new ones, too.
+// While more data is on its way, versions are confirmed after so many versions, or after so many
+// further bytes: so a sender that never pauses gets room for new ones, too.
 constexpr uint64_t kMostUnconfirmed = 4;
 constexpr uint64_t kMostBehind = 512 << 10;
 
@@ -38,18 +38,18 @@ bool SocketReceiver::receive_late() {
   return confirm();
 }
 
-// What is sure to come, at least: the rest of the write whose slice was the last.
+// Returns the bytes that are sure to come: the rest of the write to which the last slice belongs.
 uint64_t SocketReceiver::due() const {
   if (header_got_ < sizeof header_) return further_;
   return header_.bytes - data_got_ + header_.further;
 }
 
-// One turn of this thread for several packets, where they are sure to come.
+// Makes one turn of this thread serve several packets, if they are sure to come.
 void SocketReceiver::expect(uint64_t least) {
   const int bytes = static_cast<int>(std::clamp<uint64_t>(least, 1, kMostTogether));
   if (bytes == expected_) return;
-  // Does nothing but spare turns. The kernel may hold less than that (before Linux 5.7), and a slow
-  // link takes long: receive_late().
+  // Only saves turns. The kernel's buffer may be smaller (before Linux 5.7), and a slow link takes
+  // long: see receive_late().
   if (::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes) == 0) {
     expected_ = bytes;
   }
@@ -58,7 +58,7 @@ void SocketReceiver::expect(uint64_t least) {
 bool SocketReceiver::confirm() { return stored_ == confirmed_ || tell(); }
 
 bool SocketReceiver::tell() {
-  // Eight bytes always fit: a sender has few operations open, and hears.
+  // Eight bytes always fit: a sender has few operations open, and reads confirmations.
   const ssize_t sent = ::send(fd_.get(), &stored_, sizeof stored_, MSG_NOSIGNAL | MSG_DONTWAIT);
   confirmed_ = stored_;
   behind_ = 0;
@@ -69,7 +69,7 @@ int SocketReceiver::rank() const {
   return hello_got_ == sizeof hello_ ? static_cast<int>(hello_.rank) : -1;
 }
 
-// False when the connection ended, or was not one of ours.
+// Returns false if the connection ended, or is not from one of our ranks.
 bool SocketReceiver::receive_some() {
   for (const uint64_t before = received_; received_ - before < kTurnBytes;) {
     ssize_t got = 0;
@@ -77,7 +77,7 @@ bool SocketReceiver::receive_some() {
       got = take(&hello_, &hello_got_, sizeof hello_);
       if (hello_got_ == sizeof hello_) {
         if (!knows_us()) {
-          hello_got_ = 0;  // it is nobody
+          hello_got_ = 0;  // the rank is not known yet
           return false;
         }
         if (!tell()) return false;
@@ -131,8 +131,8 @@ void SocketReceiver::end_slice() {
   header_got_ = 0;
   further_ = header_.further;
   if (header_.version == 0) return;
-  // Partner: look() of the window. Forbids that the version is seen before the data, which this
-  // thread has written; sequentially consistent for the sake of ring(), as in put_notify().
+  // Partner: look() of the window. A reader that sees the version sees the data, which this thread
+  // has written. Sequentially consistent because ring() needs it, as in put_notify().
   reinterpret_cast<std::atomic<uint64_t>*>(target_.base + header_.offset)
       ->store(header_.version, std::memory_order_seq_cst);
   ++stored_;

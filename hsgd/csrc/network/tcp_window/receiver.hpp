@@ -1,7 +1,8 @@
-// One connection from another rank: its writes go where they belong as they come.
+// SocketReceiver: one connection from another rank; stores its writes in the segment as they
+// arrive.
 //
-// Owns the socket and the state of the stream. Writes within one segment only, and believes nothing
-// before the token. Never blocks, and has neither lock nor thread.
+// Owns the socket. Writes within one segment only, and trusts nothing before the token. Never
+// blocks; has neither lock nor thread.
 #ifndef HSGD_NETWORK_TCP_WINDOW_RECEIVER_HPP_
 #define HSGD_NETWORK_TCP_WINDOW_RECEIVER_HPP_
 
@@ -18,7 +19,7 @@ namespace hsgd {
 
 class SocketReceiver {
  public:
-  // What others may write into, and what they have to know.
+  // The segment into which others write, and what they must know.
   struct Target {
     std::byte* base;
     size_t bytes;
@@ -28,16 +29,17 @@ class SocketReceiver {
 
   SocketReceiver(Fd fd, const Target& target) : fd_(std::move(fd)), target_(target) {}
 
-  // Takes what is there, but not more than a turn's share, and tells the other side of new
-  // versions: of few only when no rest of a write is on its way. False: the connection ended, or
-  // was not one of ours.
+  // Takes the available data, but at most a turn's share, and confirms new versions; a few versions
+  // only if no rest of a write is on its way. Returns false if the connection ended, or is not from
+  // one of our ranks.
   bool receive();
-  // For a connection that waits() and was not ready for some time: the same, and tells at once.
+  // Does the same and confirms at once; for a connection that waits() and was not ready for some
+  // time.
   bool receive_late();
-  // Whether it is ready only when several bytes are there.
+  // Returns true if it becomes ready only when several bytes are there.
   bool waits() const { return expected_ > 1; }
   uint64_t stored() const { return stored_; }  // versions
-  int rank() const;                            // whose connection it is; -1: not said yet
+  int rank() const;                            // the connected rank; -1: not known yet
 
  private:
   bool receive_some();
@@ -57,12 +59,12 @@ class SocketReceiver {
   SocketHeader header_{};
   size_t header_got_ = 0;
   uint64_t data_got_ = 0;
-  uint64_t further_ = 0;  // as the last slice said
+  uint64_t further_ = 0;  // from the last slice
   uint64_t stored_ = 0;
   uint64_t confirmed_ = 0;
   uint64_t received_ = 0;  // bytes
-  uint64_t behind_ = 0;    // bytes that came after a version that is not confirmed
-  int expected_ = 1;       // bytes: fewer do not wake the thread
+  uint64_t behind_ = 0;    // bytes that came after an unconfirmed version
+  int expected_ = 1;       // fewer bytes do not wake the thread
 };
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// The connections, and the thread that serves them.
+// Connections, and the thread that serves them.
 #include "network/tcp_window/rma.hpp"
 
 #include <arpa/inet.h>
@@ -38,20 +38,20 @@
 namespace hsgd {
 namespace {
 
-// Of what the kernel holds for one rank no more slices are not yet on their way: the rest waits
-// here, where what is needed first may still go first.
+// Most slices per rank that the kernel holds unsent. The rest waits here, so that urgent writes can
+// still go first.
 constexpr uint64_t kNotSentSlices = 4;
-// Nor more bytes than these: enough for a call into the kernel per 256 KB, as it wakes at half, and
-// half a millisecond of 10 Gbit. A large slice then goes in several calls.
+// Most bytes that the kernel holds unsent: one system call per 256 KB, because the kernel wakes at
+// half, and half a millisecond at 10 Gbit. A large slice then needs several calls.
 constexpr uint64_t kMostNotSent = 512 << 10;
-// How long a rank that is closing waits for one that takes nothing, where that is forgiven.
+// How long a closing rank waits for a rank that reads nothing, if settings are forgiving.
 constexpr std::chrono::seconds kPatience{1};
-// How long bytes may lie at a connection that waits for more of them. Longer than 128 KB take at 1
-// Gbit, where they bring the thread's turn themselves.
+// How long bytes may wait in a connection that waits for more. This is longer than 128 KB take at 1
+// Gbit; so many bytes wake the thread by themselves.
 constexpr int kLateMs = 2;
 constexpr int64_t kLateNs = kLateMs * 1'000'000;
-// A rank that was stopped, or had no turn, before it could say hello is shown the door with those
-// who never say it, and comes again.
+// Number of attempts. A rank that was stopped, or did not run, before its hello is closed together
+// with silent connections, and connects again.
 constexpr int kMostTries = 4;
 
 int checked(int result, const char* what) {
@@ -89,8 +89,8 @@ class SocketRma final : public Rma {
     ::pthread_setname_np(thread_.native_handle(), "hsgd-sockets");
   }
 
-  // By the caller as far as there is room, then by the thread. Where that throws nothing more goes
-  // to the rank: some of the pieces may be on their way.
+  // Sends in the caller's thread while there is room, then in the network's thread. If it throws,
+  // nothing more goes to the rank: some of the pieces may be on their way.
   Ticket post(const std::vector<Piece>& pieces, const Notification& notification) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (const std::optional<Error> why = failure_of(notification.target)) throw Error(*why);
@@ -101,7 +101,7 @@ class SocketRma final : public Rma {
       throw;
     }
   }
-  void drive() override {}  // the thread does
+  void drive() override {}  // the thread does it
   bool done(Ticket ticket) const override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return open_.count(ticket) == 0;
@@ -111,7 +111,7 @@ class SocketRma final : public Rma {
     return lost_.count(rank) != 0;
   }
   std::optional<Error> failure(int rank) const override {
-    // Partner: give_up(). Says nothing about other data.
+    // Partner: give_up(). Guards `why_broken_` only.
     if (broken_.load(std::memory_order_acquire)) return why_broken_;
     if (rank == kAll) return std::nullopt;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -148,19 +148,19 @@ class SocketRma final : public Rma {
     epoll_event event{};
     event.events = events;
     event.data.fd = fd;
-    // Fails for lack of memory only; what waits for room then goes with the next write.
+    // Fails only if out of memory; data that waits for room then goes with the next write.
     ::epoll_ctl(poll_.get(), EPOLL_CTL_MOD, fd, &event);
   }
 
-  // Before it is closed: children of fork may have the connection, too, which then would neither
-  // end nor leave the poll.
+  // Ends a connection before it is closed. Forked children may also have it; then close() would
+  // neither end it nor remove it from the poll.
   void part_with(int fd) const {
     ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, fd, nullptr);
     ::shutdown(fd, SHUT_RDWR);
   }
 
-  // A rank that takes nothing is waited for until the deadline, or, where that is forgiven, only
-  // while something moves, of a large write, too.
+  // Waits for open operations until the deadline. If settings are forgiving, waits only while data
+  // moves, also of one large write.
   void finish_open(const Deadline& deadline) noexcept {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto over = [&] { return open_.empty() || broken_.load(std::memory_order_acquire); };
@@ -175,7 +175,8 @@ class SocketRma final : public Rma {
     }
   }
 
-  // With the mutex. Another number whenever something has moved, or a rank was lost.
+  // Returns a number that changes whenever data has moved or a rank was lost. Call it with the
+  // mutex.
   uint64_t progress() const {
     uint64_t sum = lost_.size();
     for (const auto& [rank, peer] : peers_) sum += peer.sender.progress();
@@ -192,7 +193,7 @@ class SocketRma final : public Rma {
 
   // --- sending ---
 
-  // With the mutex, as those that follow.
+  // The following functions need the mutex.
   std::optional<Error> failure_of(int rank) const {
     if (broken_.load(std::memory_order_acquire)) return why_broken_;
     const auto found = failures_.find(rank);
@@ -201,7 +202,7 @@ class SocketRma final : public Rma {
 
   Ticket post_all(const std::vector<Piece>& pieces, const Notification& notification) {
     const int target = notification.target;
-    // nullptr: nobody is there, which is forgiven.
+    // nullptr: the rank is lost, and settings are forgiving
     Peer* peer = settings_.forgiving && lost_.count(target) != 0 ? nullptr : peer_of(target);
     const Ticket ticket = last_ticket_ + 1;
     if (peer == nullptr) return finish({++last_ticket_}), ticket;
@@ -215,7 +216,7 @@ class SocketRma final : public Rma {
       }
       const SocketHeader header{notification.offset, 0, notification.version, 0};
       peer->sender.add(notification.order, {header, nullptr, ticket});
-    } catch (...) {  // no memory
+    } catch (...) {  // out of memory
       open_.erase(ticket);
       throw;
     }
@@ -224,7 +225,7 @@ class SocketRma final : public Rma {
     return ticket;
   }
 
-  // nullptr: it cannot be reached, which is forgiven.
+  // Returns nullptr if the rank cannot be reached and settings are forgiving.
   Peer* peer_of(int target) {
     const auto found = peers_.find(target);
     if (found != peers_.end()) return &found->second;
@@ -242,7 +243,7 @@ class SocketRma final : public Rma {
     return &peers_.emplace(target, std::move(peer)).first->second;
   }
 
-  // A socket in the poll that is being connected; invalid: errno says why not.
+  // Returns a socket in the poll that is being connected; invalid on failure, with errno.
   Fd begin_connection(int target) const {
     const SocketAddress address = address_of(target);
     Fd connection = new_tcp_socket(address.storage.ss_family);
@@ -267,19 +268,19 @@ class SocketRma final : public Rma {
     tell_of_finished();
   }
 
-  // Who sees the news takes the mutex and finds the tickets done.
+  // A thread that sees the news takes the mutex and finds the tickets done.
   void tell_of_finished() {
     count_news();
     if (open_.empty()) all_done_.notify_all();
   }
 
-  // Whether somebody shall be woken for tickets.
+  // Finishes tickets; returns true if a waiting thread must be woken for them.
   bool heard(const std::vector<Ticket>& tickets) {
     finish(tickets);
     return !tickets.empty() && is_awaited();
   }
 
-  // True when the rank is lost. That data is on its way is no news: its version follows.
+  // Sends to a rank; returns true if the rank is lost. Sent data is no news: its version follows.
   bool send(int target, Peer& peer) {
     const SocketSender::State state = peer.sender.send();
     if (state == SocketSender::State::kLost) return end_peer(target, peer, std::strerror(errno));
@@ -295,7 +296,8 @@ class SocketRma final : public Rma {
     return Error(HSGD_ERR_PEER_LOST, rank,
                  text("rank %d on another node died or closed its NotifiedWindow (%s)", rank, why));
   }
-  // Before there was a connection, which a rank that is known to be lost has had.
+  // Returns the error of a failed connection attempt. A rank that is known to be lost had a
+  // connection.
   Error unreachable(int rank, int error) const {
     if (lost_.count(rank) != 0) return ended(rank, std::strerror(error));
     const IpAddress address = reach(place_of(rank_).addresses, place_of(rank).addresses);
@@ -307,9 +309,9 @@ class SocketRma final : public Rma {
              std::strerror(error)));
   }
 
-  // Its connection ended. It may have been that of a rank that was shown the door before its hello
-  // came: nothing was written yet, and another connection takes its place. True when the rank is
-  // lost.
+  // Handles the end of a connection; returns true if the rank is lost. The other rank may have
+  // closed it before the hello came: then nothing was written yet, and another connection replaces
+  // it.
   bool end_peer(int target, Peer& peer, const char* why) {
     if (peer.sender.is_welcome() || peer.tries == kMostTries || !connect_again(target, &peer)) {
       lose(target, ended(target, why));
@@ -332,8 +334,9 @@ class SocketRma final : public Rma {
     return true;
   }
 
-  // A rank to which something is open is missed at once, others when somebody waits for them.
-  // What goes to other ranks goes on. Where that is forgiven, what is open counts as done.
+  // Records that a rank is lost. It is a failure at once if an operation to it is open, otherwise
+  // when a caller waits for it. Operations to other ranks continue. If settings are forgiving, open
+  // operations count as done.
   void lose(int rank, const Error& why) {
     lost_.insert(rank);
     const auto found = peers_.find(rank);
@@ -341,10 +344,10 @@ class SocketRma final : public Rma {
     bool open = false;
     found->second.sender.for_each_open([&](Ticket) { open = true; });
     if (open && !settings_.forgiving) failures_.emplace(rank, why);
-    part_with_peer(rank);  // failure() tells
+    part_with_peer(rank);  // failure() reports it
   }
 
-  // Allocates nothing.
+  // Removes a peer. Allocates no memory.
   void part_with_peer(int rank) noexcept {
     const auto found = peers_.find(rank);
     if (found == peers_.end()) return;
@@ -361,13 +364,13 @@ class SocketRma final : public Rma {
   void serve() noexcept {
     try {
       serve_until_stopped();
-    } catch (...) {  // no memory: nothing else is thrown
+    } catch (...) {  // out of memory: no other exception is thrown
       give_up();
     }
   }
 
-  // Without memory nothing can be promised any more: whoever calls is told, and the other ranks by
-  // the end of the connections. Allocates nothing.
+  // Gives up after memory ran out: callers get an error, and other ranks see the end of the
+  // connections. Allocates no memory.
   void give_up() noexcept {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -408,11 +411,11 @@ class SocketRma final : public Rma {
 
   int limit_ms() const { return waiting_.empty() ? door_.wait_ms(now_ns()) : kLateMs; }
 
-  // Lets in who waits, and shows those out who say nothing. True when a version came.
+  // Accepts connections and closes silent ones. Returns true if a version came.
   bool mind_the_door(bool knock) {
     bool news = false;
     for (const int fd : door_.overdue(now_ns())) {
-      news |= receive(fd);  // perhaps it said hello while this thread did not run
+      news |= receive(fd);  // its hello may have come while this thread did not run
       const auto found = receivers_.find(fd);
       if (found != receivers_.end() && found->second.rank() < 0) end_receiver(fd);
     }
@@ -425,8 +428,8 @@ class SocketRma final : public Rma {
 
   void let_in(Fd fd) {
     const int number = fd.get();
-    // Confirmations are short, and those who drain() wait for them: not for the kernel's delayed
-    // acknowledgement of the one before.
+    // Confirmations are short, and drain() of other ranks waits for them: they must not wait for a
+    // delayed acknowledgement.
     set_tcp_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
     watch_host(number, settings_.timeout_s, TcpEnd::kReads);
     epoll_event event{};
@@ -436,7 +439,7 @@ class SocketRma final : public Rma {
     receivers_.emplace(number, SocketReceiver(std::move(fd), target_));
   }
 
-  // True when the ticket of a version is done and awaited, or the connection ended.
+  // Returns true if the ticket of a version is done and awaited, or the connection ended.
   bool serve_peer(int fd, uint32_t events) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = target_of_fd_.find(fd);
@@ -447,7 +450,8 @@ class SocketRma final : public Rma {
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
     Peer& peer = peers_.at(target);
     if (error != 0) {
-      // Nobody resets what was never connected; and before a second connection there was a first.
+      // A reset comes only from a connection that existed; and a second attempt follows a first
+      // connection.
       const bool was_there = peer.connected || error == ECONNRESET || peer.tries > 1;
       if (was_there) return end_peer(target, peer, std::strerror(error));
       return lose(target, unreachable(target, error)), true;
@@ -467,19 +471,19 @@ class SocketRma final : public Rma {
     return news;
   }
 
-  // Connections whose bytes are too few to be ready, or more than the kernel holds.
+  // Serves connections with too few bytes to be ready, or more than the kernel's buffer holds.
   bool receive_late() {
     if (waiting_.empty()) return false;
     bool news = false;
     const int64_t now = now_ns();
     for (auto next = waiting_.begin(); next != waiting_.end();) {
-      const auto [fd, since_ns] = *next++;  // it may go
+      const auto [fd, since_ns] = *next++;  // receive() may remove it
       if (now - since_ns >= kLateNs) news |= receive(fd, true);
     }
     return news;
   }
 
-  // True when a version came, or the connection of a rank ended.
+  // Returns true if a version came, or the connection of a rank ended.
   bool receive(int fd, bool late = false) {
     SocketReceiver& receiver = receivers_.at(fd);
     const uint64_t before = receiver.stored();
@@ -494,7 +498,7 @@ class SocketRma final : public Rma {
     return receiver.stored() != before;
   }
 
-  // True when it was a rank's.
+  // Removes a receiver; returns true if it had a rank.
   bool end_receiver(int fd) {
     const int rank = receivers_.at(fd).rank();
     if (rank >= 0) {
@@ -514,7 +518,7 @@ class SocketRma final : public Rma {
   const SocketSettings settings_;
   Fd poll_;
   Fd wake_;
-  SocketDoor door_;  // of the thread alone
+  SocketDoor door_;  // used only by the thread
   std::function<void()> arrived_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
@@ -523,8 +527,8 @@ class SocketRma final : public Rma {
                           "NotifiedWindow: out of memory in the thread that serves TCP "
                           "connections; close the NotifiedWindow and make a new one"};
 
-  std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
-  std::map<int, int64_t> waiting_;  // those that wait for several bytes, since when; the same
+  std::map<int, SocketReceiver> receivers_;  // by descriptor; used only by the thread
+  std::map<int, int64_t> waiting_;  // start times of connections that wait for several bytes
 
   mutable std::mutex mutex_;
   std::map<int, Peer> peers_;  // by rank

@@ -1,9 +1,9 @@
-// One-sided writes over TCP: one connection per direction and pair, made at the first write.
+// make_socket_rma(): one-sided writes over TCP, with one connection per direction and pair, made at
+// the first write.
 //
-// Owns the connections and a thread that sleeps until there is something to read or room to write.
-// An operation is done when its target has stored the version. A rank whose connection ends is
-// lost, and writes to the others go on. Never retries, and knows nothing of slots but that a
-// version is one store.
+// Owns the connections and a thread that sleeps until it can read or write. An operation is done
+// when its target has stored the version. If a connection ends, its rank is lost, and writes to the
+// others continue. Never retries a write.
 #ifndef HSGD_NETWORK_TCP_WINDOW_RMA_HPP_
 #define HSGD_NETWORK_TCP_WINDOW_RMA_HPP_
 
@@ -17,19 +17,20 @@
 namespace hsgd {
 
 struct SocketSettings {
-  // What is open to a rank that is lost is dropped, and so is what is put later; else it is an
-  // error of all that follows.
+  // true: operations to a lost rank, open or later, are dropped. false: the loss is an error of
+  // every later operation.
   bool forgiving;
   uint64_t slice_bytes;  // see SocketSender
-  // Who comes in says hello within so long. Ranks do at once; longer, because one may be stopped.
+  // Time for the hello of a new connection. Ranks send it at once; the limit is longer because one
+  // may be stopped.
   double hello_s = 10.0;
-  // The deadline of those who wait: in proportion to it a host that does not answer is given up.
+  // Deadline of waiting callers; a host that does not answer is given up after a part of it.
   double timeout_s = 0.0;  // 0: as the kernel does
-  // By rank, which of them connect here. Empty: all the others; ranks of one node have its memory.
+  // Which ranks connect here, by rank. Empty: all others; ranks of one node share its memory.
   std::vector<bool> connect = {};
 };
 
-// Local. Writes of others go into the `bytes` bytes at `base`.
+// Local. Other ranks write into the `bytes` bytes at `base`.
 std::unique_ptr<Rma> make_socket_rma(SocketListener listener, std::vector<SocketPlace> places,
                                      int rank, void* base, size_t bytes,
                                      const SocketSettings& settings);

@@ -1,4 +1,4 @@
-// Slices on their way out, confirmations on their way in.
+// Sends slices and receives confirmations.
 #include "network/tcp_window/sender.hpp"
 
 #include <sys/socket.h>
@@ -20,7 +20,7 @@ void SocketSender::add(uint32_t order, const Write& write) {
   const auto [queue, is_new] = waiting_.try_emplace(order);
   try {
     queue->second.push_back(write);
-  } catch (...) {  // no memory
+  } catch (...) {  // out of memory
     if (is_new) waiting_.erase(queue);
     throw;
   }
@@ -70,14 +70,14 @@ ssize_t SocketSender::send_slice() {
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = count;
-  // After data comes more, its version at least: the end of it needs no packet of its own.
+  // More follows after data, at least its version, so its end needs no packet of its own.
   const int more = slice_.version == 0 ? MSG_MORE : 0;
   const ssize_t sent = ::sendmsg(fd_.get(), &message, kFlags | more);
   if (sent > 0) slice_sent_ += static_cast<size_t>(sent);
   return sent;
 }
 
-// The first write of an order is on its way, or the version that belongs to it.
+// Returns true if the first write of an order, or its version, is in progress.
 bool SocketSender::goes_on(uint32_t order) const {
   const auto found = waiting_.find(order);
   if (found == waiting_.end()) return false;
@@ -85,10 +85,10 @@ bool SocketSender::goes_on(uint32_t order) const {
   return write.taken > 0 || write.header.version != 0;
 }
 
-// A write that has begun is overtaken only by a shorter one than what is left of it. Were it
-// overtaken by any that is needed sooner, then of a backward pass, which makes last what is needed
-// first, hardly any write would be complete before the end, and what follows from it, as the way
-// back of weights, would begin then. Nor does other data come between a write and its version.
+// Chooses the next slice. A write that has begun is overtaken only by one shorter than its rest. A
+// backward pass makes first what is needed last: if every more urgent write could overtake, hardly
+// any write would be complete before its end, and later steps, such as sending weights back, would
+// begin only then. No other data is sent between a write and its version.
 void SocketSender::choose() {
   while (!begun_.empty() && !goes_on(begun_.back())) begun_.pop_back();
   const auto first = waiting_.begin();

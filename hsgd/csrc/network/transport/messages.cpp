@@ -1,4 +1,4 @@
-// Groups of messages, and steps that finish in order.
+// Groups messages, and finishes steps in order.
 #include "network/transport/messages.hpp"
 
 #include <algorithm>

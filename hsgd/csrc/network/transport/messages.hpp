@@ -1,8 +1,8 @@
-// Messages between leaders, the window of pipeline steps whose messages are in flight, and what of
-// a step may travel behind the headers.
+// Messages, StepWindow: messages between leaders, the pipeline steps whose messages are in flight,
+// and payloads that travel behind the headers.
 //
-// Owns the order: a step is finished when its messages and those of all earlier steps have arrived
-// and left. Never knows what the messages hold.
+// A step is finished when its messages and those of all earlier steps have arrived and were sent.
+// Never interprets the messages.
 #ifndef HSGD_NETWORK_TRANSPORT_MESSAGES_HPP_
 #define HSGD_NETWORK_TRANSPORT_MESSAGES_HPP_
 
@@ -25,7 +25,7 @@ class Messages {
  public:
   explicit Messages(Transport& transport) : transport_(transport) {}
   void send(int node, Channel channel, const void* data, size_t bytes, WireCounters& counters);
-  // There is no message of 0 bytes.
+  // Posts a receive. There are no messages of 0 bytes.
   void receive(int node, Channel channel, void* data, size_t bytes, WireCounters& counters);
   bool all_done();
   bool progressed();  // since the last call
@@ -36,52 +36,55 @@ class Messages {
   bool progressed_ = false;
 };
 
-// A payload of a node, or of a group of nodes whose payloads have been merged.
+// The payload of a node, or the merged payload of a group of nodes.
 struct Payload {
   const std::byte* data = nullptr;
   size_t bytes = 0;
 };
 
-// How the payloads of consecutive groups of nodes become one, written to `out`, which is apart from
-// all of them. `is_last`: of all nodes. Returns its bytes.
+// Merges the payloads of consecutive groups of nodes into `out`, which overlaps none of them.
+// `is_last`: the result is of all nodes. Returns its bytes.
 using MergeFn =
     std::function<size_t(const std::vector<Payload>& parts, std::byte* out, bool is_last)>;
 
-// The first step of a pipeline, of which each node is sent what it has to do with. Nothing is
-// merged from nodes that called something else, nor from others after one is known.
+// The first step of a pipeline; each node is sent what it handles. Once a node is known to have
+// called something else, nothing more is merged, from it or from others.
 class RoundPayload {
  public:
-  // Before the rounds: from the node that takes no part to its partner.
+  // Pseudo-round before the rounds: from the node that takes no part to its partner.
   static constexpr int kFold = -1;
 
   virtual ~RoundPayload() = default;
-  // Writes what goes to `core` in a round, and returns its bytes.
+  // Writes the message to `core` in a round, and returns its bytes.
   virtual size_t write(int round, int core, std::byte* out) = 0;
-  // Takes what came: in a round by index in the group, with nothing at this core's own; before the
-  // rounds nothing and what the partner sent, or no parts on a core that has none.
+  // Takes the received parts. In a round they are indexed by position in the group; this core's own
+  // entry is empty. Before the rounds they are an empty entry and the partner's part, or nothing on
+  // a core without partner.
   virtual void merge(int round, const std::vector<Payload>& parts) = 0;
 };
 
-// Steps of a pipeline, of which several are in flight and go through the same phases.
+// Steps of a pipeline; several are in flight and go through the same phases.
 class StepWindow {
  public:
   virtual ~StepWindow() = default;
   uint64_t begun() const { return begun_; }
   uint64_t finished() const { return finished_; }  // in the order in which they began
-  bool progress();                                 // true when anything moved on
-  // Has the next step travel with the headers as far as it can: its begin() only prepares it, and
-  // once the headers have gone their rounds progress() does the rest. nullptr: steps here do not.
+  bool progress();                                 // returns true if anything advanced
+  // Makes the next step travel with the headers as far as possible: its begin() only prepares it,
+  // and once the headers have finished their rounds, progress() does the rest. nullptr: steps here
+  // cannot.
   virtual RoundPayload* with_headers() { return nullptr; }
 
  protected:
   static constexpr int kFinished = INT32_MAX;
   explicit StepWindow(size_t slots) : phases_(slots) {}
   void restart() { begun_ = finished_ = 0; }
-  // The slot of the next step, which is in phase 0.
+  // Returns the slot of the next step, which is in phase 0.
   size_t begin_step();
   size_t slots() const { return phases_.size(); }
-  // Moves the step in `slot` on; true when anything did. `is_first`: all earlier steps are in later
-  // phases. Messages of a channel are matched in order, so that who posts some waits for that.
+  // Advances the step in `slot`; returns true if anything advanced. `is_first`: all earlier steps
+  // are in later phases. Messages of a channel are matched in order, so a step waits for `is_first`
+  // before it posts messages.
   virtual bool advance(size_t slot, int& phase, bool is_first) = 0;
 
  private:
@@ -90,12 +93,12 @@ class StepWindow {
   uint64_t finished_ = 0;
 };
 
-// Steps in which one node's data goes to all.
+// Steps in which the data of one node goes to all nodes.
 class BroadcastSteps : public StepWindow {
  public:
   virtual void start(int root_node) = 0;
   virtual bool is_root() const = 0;
-  // The next step: on the root's node its data, elsewhere where it goes.
+  // Begins the next step: `data` is read on the root's node, written on others.
   virtual void begin(std::byte* data, size_t bytes) = 0;
 
  protected:
@@ -109,7 +112,7 @@ class StepMessages final : public StepWindow {
   void start() { restart(); }
   void begin() { current_ = begin_step(); }  // without messages yet: send() and receive() add them
   void send(int node, Channel channel, const void* data, size_t bytes);
-  // The sender decides how much it sends, unless `capacity_bytes` is 0: then there is no message.
+  // Posts a receive. The sender chooses the length. If `capacity_bytes` is 0, there is no message.
   void receive(int node, Channel channel, void* data, size_t capacity_bytes);
   void count_received(size_t bytes) { counters_.bytes_received += bytes; }
 

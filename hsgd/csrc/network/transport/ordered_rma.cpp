@@ -1,4 +1,4 @@
-// The stages of an operation.
+// Takes each operation through its stages.
 #include "network/transport/ordered_rma.hpp"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ class OrderedRma final : public Rma {
     open_.insert(operation.ticket);
     try {
       operations_.push_back(std::move(operation));
-    } catch (...) {  // no memory
+    } catch (...) {  // out of memory
       open_.erase(last_ticket_ + 1);
       throw;
     }
@@ -88,7 +88,7 @@ class OrderedRma final : public Rma {
     }
   }
 
-  // Call while an exception is handled: nothing goes on after it.
+  // Call it in a catch block: no operation continues after it.
   void fail() noexcept {
     failed_ = true;
     try {
@@ -99,11 +99,11 @@ class OrderedRma final : public Rma {
       } catch (const std::exception& error) {
         failure_.emplace(HSGD_ERR_SYSTEM, -1, error.what());
       }
-    } catch (const std::bad_alloc&) {  // failure() makes one
+    } catch (const std::bad_alloc&) {  // failure() makes the error
     }
   }
 
-  // Takes the operation as far as it goes now; returns true if it is complete.
+  // Advances the operation as far as possible now; returns true if it is complete.
   bool advance(Operation& operation) {
     const Notification& notification = operation.notification;
     auto& open = operation.open;
@@ -116,7 +116,7 @@ class OrderedRma final : public Rma {
       return true;
     }
     if (follows_same_slot(operation)) return false;
-    // Forbids that the target sees the version before the data.
+    // Keeps the target from seeing the version before the data.
     writes_->flush(notification.target);
     open.push_back(
         writes_->replace(notification.target, &notification.version, notification.offset));
@@ -124,7 +124,8 @@ class OrderedRma final : public Rma {
     return false;
   }
 
-  // A later version may not be overwritten by an earlier one, whose data came later.
+  // Returns true if an earlier operation writes the same slot: its version must not overwrite a
+  // later one.
   bool follows_same_slot(const Operation& operation) const {
     for (const Operation& earlier : operations_) {
       if (earlier.ticket == operation.ticket) return false;
@@ -137,11 +138,11 @@ class OrderedRma final : public Rma {
   }
 
   std::unique_ptr<UnorderedWrites> writes_;
-  std::list<Operation> operations_;  // in the order of posting; addresses stay
+  std::list<Operation> operations_;  // in posting order; addresses are stable
   std::set<Ticket> open_;            // their tickets
   Ticket last_ticket_ = first_count();
   bool failed_ = false;
-  std::optional<Error> failure_;  // why, but for lack of memory
+  std::optional<Error> failure_;  // the first error; empty if out of memory
 };
 
 }  // namespace

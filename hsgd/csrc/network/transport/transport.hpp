@@ -1,9 +1,8 @@
-// Messages between the leaders of nodes: what two-level collectives need from a network, and no
-// more.
+// Transport: messages between the leaders of nodes, as two-level collectives need them.
 //
-// Owns the interface. Implementations: network/mpi/transport.cpp (PMPI_* only),
-// network/tcp_messages/transport.cpp (sockets) and tests/native/support/transport_inproc.cpp
-// (threads of one process). Never interprets the bytes. Nothing here blocks.
+// Implementations: network/mpi/transport.cpp (PMPI_* only), network/tcp_messages/transport.cpp
+// (sockets) and tests/native/support/transport_inproc.cpp (threads of one process). Never
+// interprets the bytes. Nothing here blocks.
 #ifndef HSGD_NETWORK_TRANSPORT_TRANSPORT_HPP_
 #define HSGD_NETWORK_TRANSPORT_TRANSPORT_HPP_
 
@@ -26,7 +25,7 @@ enum class Channel : uint8_t {
   kExchange = 5
 };
 
-// From which collective on a node takes part no more, and why. Fixed width, because it travels
+// The first collective in which a node takes no part, and why. Fixed width, because it travels
 // between nodes.
 struct Parting {
   static constexpr uint64_t kNever = UINT64_MAX;
@@ -40,19 +39,19 @@ struct Parting {
 
   uint64_t sequence = kNever;  // the first collective without this node
   int32_t rank = -1;           // the world rank that the line is about, or -1
-  int32_t how = kGaveUp;       // or that rank closed its communicator; or it waited in vain
+  int32_t how = kGaveUp;       // or: that rank closed its communicator, or its wait timed out
   char line[496] = {};
 };
 static_assert(sizeof(Parting) == 512, "the same on all nodes");
 
-// When a message was asked for, among all of a transport, and from or to which node.
+// When a message was posted, among all of a transport, and from or to which node.
 struct MessageOrder {
   uint64_t number = 0;  // from 1
   int node = -1;
   bool receives = false;
 };
 
-// The answer of awaited_node(), from slots that have an `order` and know whether they are
+// Returns the answer of awaited_node(), from slots that have an `order` and know whether they are
 // `complete`.
 template <class Slots>
 int awaited_among(const Slots& slots) {
@@ -73,31 +72,30 @@ class HSGD_API Transport {
   virtual ~Transport() = default;
   virtual int node_rank() const = 0;
   virtual int node_count() const = 0;
-  // The epoll descriptor that all connections belong to; -1: there is none. A child of fork closes
-  // what it watches there: as long as it had the connections, peers would not learn that the parent
-  // has died.
+  // Returns the epoll descriptor of all connections; -1: there is none. A forked child closes what
+  // it watches: otherwise peers would not learn that the parent has died.
   virtual int descriptor() const { return -1; }
 
-  // The buffer belongs to the transport until done() has said true.
+  // Posts a message. The buffer belongs to the transport until done() has returned true.
   virtual Ticket send(int node, Channel channel, const void* data, size_t bytes) = 0;
   virtual Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) = 0;
-  // Drives progress. Says true once per ticket, which is then free for others.
+  // Drives progress. Returns true once per ticket, which is then free for reuse.
   virtual bool done(Ticket ticket) = 0;
 
-  // The node whose message has been waited for the longest; where none is, the one that has left a
-  // message untaken for the longest; -1: none has.
+  // Returns the node whose message has been awaited longest; if there is none, the node that has
+  // left a message untaken longest; -1: none.
   virtual int awaited_node() const = 0;
 
-  // The world rank that speaks for a node here; -1: not known.
+  // Returns the world rank of the leader of a node; -1: not known.
   virtual int leader_of(int /*node*/) const { return -1; }
 
-  // Tells the other nodes, as far as they can be reached. Only the first call counts: a node parts
-  // once.
+  // Tells the other nodes that this one parts, as far as they can be reached. Only the first call
+  // counts.
   virtual void part(const Parting& parting) noexcept = 0;
-  // True once for each other node that has parted; `parting` then says what it told.
+  // Returns true once for each other node that has parted, with its message in `parting`.
   virtual bool heard(Parting* parting) = 0;
-  // Ends what is under way: cancels receives and waits for sends. False when buffers may still be
-  // in use.
+  // Ends operations in flight: cancels receives and waits for sends. Returns false if buffers may
+  // still be in use.
   virtual bool quiesce(const Deadline& deadline) noexcept = 0;
 };
 

@@ -1,4 +1,4 @@
-// Who hosts, who joins, and whether there are descriptors for it.
+// Chooses the host and the guests, and checks that there are enough descriptors.
 #include "node/rendezvous/bootstrap.hpp"
 
 #include <sys/eventfd.h>

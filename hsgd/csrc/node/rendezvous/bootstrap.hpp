@@ -1,9 +1,9 @@
-// Bringing the ranks of one node together over a UNIX socket: everybody gets a descriptor of
-// everybody's process, and one of a file that all share.
+// meet(): connects the ranks of one node over a UNIX socket. Each rank gets a descriptor of every
+// rank's process, and one of a file that all share.
 //
-// Owns the rendezvous only; the sockets are closed and the path is gone when it returns. Never maps
-// memory, never has more than a few hundred descriptors under way between processes, and neither
-// sends anything to processes of other users nor reads what they send.
+// The sockets are closed and the path is gone when it returns. Never maps memory, never has more
+// than a few hundred descriptors in flight between processes, and neither sends anything to
+// processes of other users nor reads what they send.
 #ifndef HSGD_NODE_RENDEZVOUS_BOOTSTRAP_HPP_
 #define HSGD_NODE_RENDEZVOUS_BOOTSTRAP_HPP_
 
@@ -19,17 +19,17 @@
 
 namespace hsgd {
 
-// Throws when this process has not so many free file descriptors, and some for the program: without
-// them the ranks could not meet. A node takes kDescriptorsPerRank for each of its ranks.
+// Throws if this process has fewer than `wanted` free file descriptors, and some for the program:
+// without them the ranks could not meet. A node needs kDescriptorsPerRank for each of its ranks.
 constexpr size_t kDescriptorsPerRank = 2;
 HSGD_API void check_descriptors(size_t wanted);
 
-// Collective over the ranks of the node, which all got `path` (see MeetingPoint) by a way of their
-// own. `world_ranks`: what they are called in errors, by local rank; `rank`: the local one. Rank 0
-// passes the listener when it has one already (else it is made here). Returns all members by local
-// rank. Throws CollectiveTimeout, PeerLost or HSGD_ERR_ARGUMENT (wrong size, rank taken twice,
-// other settings, other version, another user listens there), with the ranks in the text, what the
-// deadline's watch throws, and what `file` throws on any rank.
+// Collective over the ranks of the node, which all got `path` (see MeetingPoint) in some other way.
+// `world_ranks`: their names in errors, by local rank; `rank`: the local one. Rank 0 passes its
+// listener, or nullptr: then one is made here. Returns all members by local rank. Throws
+// CollectiveTimeout, PeerLost or HSGD_ERR_ARGUMENT (wrong size, rank used twice, other settings,
+// other version, another user listens there), with the ranks in the text; also what the deadline's
+// watch throws, and what `file` throws on any rank.
 std::vector<Member> meet(const std::string& path, Listener* listener, int rank,
                          const std::vector<int>& world_ranks, Member self, const MeetingFile& file,
                          const Deadline& deadline);

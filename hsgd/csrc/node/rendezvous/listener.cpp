@@ -1,4 +1,4 @@
-// Binding and publishing of the sockets at which ranks meet.
+// Binds and publishes the sockets at which ranks meet.
 #include "node/rendezvous/listener.hpp"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@ void bind_socket(const Fd& socket, const std::string& name) {
   }
 }
 
-// A name in the folder of `path` that no other process uses; cut to what an address can hold.
+// Returns an unused name in the folder of `path`, cut to the size of an address.
 std::string name_beside(const std::string& path) {
   constexpr size_t kShortest = 3;
   uint32_t word = 0;
@@ -37,7 +37,7 @@ std::string name_beside(const std::string& path) {
   return folder + text(".%08x", word).substr(0, std::max(kShortest, room));
 }
 
-// Gives a socket that listens another name; false when that is taken.
+// Gives a listening socket another name; returns false if that name is taken.
 bool give_name(const std::string& hidden, const std::string& name) {
   if (::link(hidden.c_str(), name.c_str()) == 0) return true;
 #ifdef SYS_renameat2
@@ -58,7 +58,7 @@ bool give_name(const std::string& hidden, const std::string& name) {
       text("set-up at %s: another job is using this path; give each job its own", name.c_str()));
 }
 
-// Throws where anybody listens at `path`, in words about `name`.
+// Throws if a process listens at `path`; the text names `name`.
 void check_unused(const std::string& path, const std::string& name) {
   const Listening found = who_listens(path);
   if (found.who == Listening::Who::kNobody) return;
@@ -69,8 +69,8 @@ void check_unused(const std::string& path, const std::string& name) {
                    name.c_str(), found.peer.user, found.peer.pid));
 }
 
-// Held while a stale socket is cleared away, so that nobody takes what another job has just put in
-// its place. Best effort: anybody who can read the folder can hold it.
+// A lock held while a stale socket is removed, so that no process removes what another job has just
+// put in its place. Best effort: any process that can read the folder can hold it.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& path) {
@@ -87,13 +87,13 @@ class FolderLock {
   Fd folder_;
 };
 
-// Moves what lies at `path` out of the way when nobody listens there: a job that was killed during
-// its set-up left it. Should it come alive meanwhile, in spite of the lock, it is put back; ranks
-// that come in between try again.
+// Removes the file at `path` if no process listens there: a job that was killed during its set-up
+// left it. If a process listens after all, in spite of the lock, the file is put back; ranks that
+// come in between try again.
 void clear_stale(const std::string& path) {
   const FolderLock lock(path);
   struct stat found{};
-  if (::lstat(path.c_str(), &found) != 0) return;  // it is gone by now
+  if (::lstat(path.c_str(), &found) != 0) return;  // already gone
   if (!S_ISSOCK(found.st_mode)) {
     throw Error(
         HSGD_ERR_ARGUMENT, 0,
@@ -138,8 +138,8 @@ std::string meeting_path(const MeetingWords& words) {
   return text("@hsgd-%016llx%016llx#%016llx%016llx", word(0), word(1), word(2), word(3));
 }
 
-// Whatever can be found under the path listens, or nobody does any more: it is bound under another
-// name, and gets its own when it listens.
+// Binds the socket under another name and gives it the final name only when it listens. So a socket
+// under the final name listens, or its process has ended.
 Listener::Listener(const std::string& path)
     : name_(meeting_point_of(path).name), fd_(new_socket()) {
   const Address address = address_of(name_);
@@ -148,7 +148,7 @@ Listener::Listener(const std::string& path)
     if (::bind(fd_.get(), to, address.bytes) != 0) {
       if (errno == EADDRINUSE) {
         check_unused(name_, name_);
-        fail_in_use(name_);  // bound, and nobody listens yet
+        fail_in_use(name_);  // bound, but no process listens yet
       }
       fail_system(("set-up: listening at " + name_).c_str());
     }
@@ -156,7 +156,8 @@ Listener::Listener(const std::string& path)
     return;
   }
   const std::string hidden = name_beside(name_);
-  // Linux gives the file the mode of the socket. The process's umask is all its threads'.
+  // Linux gives the file the mode of the socket. The umask would apply to all threads of the
+  // process.
   if (::fchmod(fd_.get(), S_IRUSR | S_IWUSR) != 0) fail_system("fchmod of a socket");
   bind_socket(fd_, hidden);
   try {
@@ -172,7 +173,7 @@ void Listener::publish(const std::string& hidden) {
   struct stat own{};
   if (::lstat(hidden.c_str(), &own) != 0) fail_system("lstat of a socket");
   if (::listen(fd_.get(), SOMAXCONN) != 0) fail_system("listen");
-  constexpr int kTries = 100;  // other jobs may publish and end meanwhile
+  constexpr int kTries = 100;  // other jobs may publish and end in between
   for (int tries = 0; !give_name(hidden, name_); ++tries) {
     if (tries == kTries) fail_in_use(name_);
     clear_stale(name_);

@@ -1,10 +1,8 @@
-// Where the ranks of one node meet: the name of a socket, the secret that goes with it, and who
-// listens there.
+// Listener: the socket at which the ranks of one node meet; MeetingPoint: its name and secret.
 //
-// Owns the listening socket and its path. A name alone proves nothing: anybody on the node can read
-// the abstract names in use, and take one that is free. So names are drawn at random for each
-// meeting where the ranks have another way to tell one another, and a secret that is never bound
-// proves that a process was told.
+// A name alone proves nothing: any process on the node can read the abstract names in use, and take
+// a free one. So names are drawn at random for each meeting if the ranks can share them in another
+// way, and a secret that is never bound proves that a process got the path.
 #ifndef HSGD_NODE_RENDEZVOUS_LISTENER_HPP_
 #define HSGD_NODE_RENDEZVOUS_LISTENER_HPP_
 
@@ -21,27 +19,27 @@
 
 namespace hsgd {
 
-// What a path says: "@NAME#SECRET", with a secret of 32 hexadecimal digits, or all of it the name.
+// A parsed path: "@NAME#SECRET", with a secret of 32 hexadecimal digits; otherwise all of it is the
+// name.
 struct MeetingPoint {
   static constexpr size_t kProofBytes = 16;
-  std::string name;    // that is bound; with '@' an abstract one, of the network namespace
+  std::string name;    // bound name; with '@' an abstract one, in the network namespace
   std::string secret;  // empty: the path has none
-  // Who knocks shows one half, who opens the other: neither can be had from the other side's.
+  // The guest shows one half of the secret, the host the other: no half follows from the other.
   std::string proof_of_guest() const { return secret.substr(0, kProofBytes); }
   std::string proof_of_host() const { return secret.empty() ? "" : secret.substr(kProofBytes); }
 };
 MeetingPoint meeting_point_of(const std::string& path);
 
-// A name and a secret that nobody can guess, in a form that fits in shared memory.
+// A name and a secret that cannot be guessed, in a form that fits in shared memory.
 using MeetingWords = std::array<uint64_t, 4>;
 HSGD_API MeetingWords draw_meeting_words();
 HSGD_API std::string meeting_path(const MeetingWords& words);  // "@hsgd-NAME#SECRET"
 
-// A listening socket that removes its path. One that starts with '@' leaves nothing in the file
-// system.
+// A listening socket that removes its path. A name that starts with '@' is not in the file system.
 class HSGD_API Listener {
  public:
-  // Throws HSGD_ERR_ARGUMENT when another process listens there.
+  // Throws HSGD_ERR_ARGUMENT if another process listens there.
   explicit Listener(const std::string& path);
   ~Listener();
   Listener(const Listener&) = delete;
@@ -57,19 +55,19 @@ class HSGD_API Listener {
   ino_t inode_ = 0;
 };
 
-// Who listens at a path. Never waits: a listener whose queue is full is there.
+// The process that listens at a path. Never waits: a listener with a full queue counts as present.
 struct Listening {
   enum class Who {
     kNobody,
-    kTrusted,   // or nobody can say, because its queue is full
-    kStranger,  // `peer`
-    kUnknown,   // lets this process not connect, or not with a socket of this kind
+    kTrusted,   // or not known, because its queue is full
+    kStranger,  // another user's process: `peer`
+    kUnknown,   // refuses connections, or sockets of this kind
   } who;
   Peer peer;
 };
 HSGD_API Listening who_listens(const std::string& path);
 
-// True when `path` can be reached from here: the proof that two ranks share a node.
+// Returns true if `path` can be reached from here, which proves that two ranks share a node.
 HSGD_API bool reachable(const std::string& path);
 
 }  // namespace hsgd

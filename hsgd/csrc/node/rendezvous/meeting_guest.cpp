@@ -1,4 +1,4 @@
-// Connecting, the proofs, the introduction, and taking rosters.
+// Connects, checks the proofs, introduces this rank and receives the rosters.
 #include "node/rendezvous/meeting_guest.hpp"
 
 #include <poll.h>
@@ -15,7 +15,7 @@
 namespace hsgd {
 namespace {
 
-constexpr int64_t kTurnMs = 50;  // of one wait in a queue for a connection
+constexpr int64_t kTurnMs = 50;  // one wait in the queue for a connection
 
 class Guest {
  public:
@@ -42,7 +42,7 @@ class Guest {
                        "does not know the secret in the path; give each job its own path",
                        point_.name.c_str(), peer_of(socket_).pid, host_));
     }
-    // Otherwise nothing comes of it, and rank 0 says why.
+    // Otherwise the meeting fails, and rank 0 reports why.
     const bool fits = invitation.size == size_ && invitation.settings == self.settings;
     if (shared.valid() && fits && self.failed == HSGD_OK) self.prepare(file, std::move(shared));
     introduce(std::move(self));
@@ -102,7 +102,7 @@ class Guest {
     if (own[0].failed != HSGD_OK) throw Error(own[0].failed, own[0].world_rank, own[0].failure);
   }
 
-  // The host's next message; throws the failure that it tells instead.
+  // Returns the host's next message. If the message is a failure, throws it.
   MeetingHead await(Say wanted, std::vector<Member>* members, Fd* file = nullptr) {
     wait_for_word();
     MeetingHead head;
@@ -125,7 +125,8 @@ class Guest {
     return head;
   }
 
-  // At the deadline rank 0, who may have come later, still may say who is missing.
+  // Waits for a message. After the deadline it waits a little longer: rank 0 may have come later
+  // and can still report which ranks are missing.
   void wait_for_word() {
     constexpr double kAnswerS = 1.0;
     std::vector<pollfd> watched{{socket_.get(), POLLIN, 0}};
@@ -145,7 +146,7 @@ class Guest {
   const MeetingPoint point_;
   const int rank_;
   const int size_;
-  const int host_;  // what rank 0 is called
+  const int host_;  // rank 0's name in errors
   const Deadline& deadline_;
   Fd socket_;
   bool complained_ = false;

@@ -1,7 +1,7 @@
-// The side of all ranks but 0 of a meeting.
+// join_meeting(): the side of all ranks except rank 0 in a meeting.
 //
-// Owns the connection to rank 0. Never sends a descriptor before the other side is known to be of
-// the same user, and to have the secret where the path has one.
+// Never sends a descriptor before it knows that the other side belongs to the same user, and has
+// the secret if the path has one.
 #ifndef HSGD_NODE_RENDEZVOUS_MEETING_GUEST_HPP_
 #define HSGD_NODE_RENDEZVOUS_MEETING_GUEST_HPP_
 
@@ -14,7 +14,7 @@
 
 namespace hsgd {
 
-// Collective with host_meeting() of rank 0; see meet().
+// Collective with host_meeting() on rank 0; see meet().
 std::vector<Member> join_meeting(const std::string& path, int rank,
                                  const std::vector<int>& world_ranks, Member self,
                                  const MeetingFile& file, const Deadline& deadline);

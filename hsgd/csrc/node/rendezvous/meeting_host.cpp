@@ -1,4 +1,4 @@
-// Gathering, and rosters in turn.
+// Gathers the ranks, then sends the rosters in turn.
 #include "node/rendezvous/meeting_host.hpp"
 
 #include <poll.h>
@@ -53,26 +53,27 @@ class Host {
   struct Guest {
     Fd socket;
     int members_sent = 0;
-    int under_way = 0;  // rosters that were not confirmed
+    int under_way = 0;  // rosters that are not confirmed yet
   };
-  // Connected, of this user; not introduced yet, or not accepted.
+  // A connection of this user that has not been introduced or accepted yet.
   struct Stranger {
     Fd socket;
-    bool knocked = false;  // and has shown that it belongs here
+    bool knocked = false;  // has shown the guest's half of the secret
     bool invited = false;
-    bool is_late = false;  // says that its deadline has passed
+    bool is_late = false;  // reports that its deadline has passed
   };
 
-  // Those at the door, too: they have not said who they are. And who comes a moment later, so that
-  // nobody waits a whole deadline for a rank that has left.
+  // Sends the failure to all guests and strangers, which have not introduced themselves, and to
+  // ranks that connect a moment later. So no rank waits a whole deadline for a rank that has left.
   void tell_everybody(const MeetingHead& failure, bool is_interrupted) {
     constexpr double kLateS = 1.0;
     constexpr int kLookMs = 20;
-    // Where there is a watch, it tells them; and some of them may go on without this rank by then.
+    // If there is a watch, it informs late ranks; and some of them may continue without this rank
+    // by then.
     const bool may_be_late =
         !deadline_.has_watch() && !is_interrupted && failure.failed != HSGD_ERR_TIMEOUT;
     const Deadline late = deadline_.renewed(may_be_late ? kLateS : 0);
-    const Deadline at_door = deadline_.renewed(kLateS);  // others may never cease to connect
+    const Deadline at_door = deadline_.renewed(kLateS);  // strangers may connect without end
     int informed = 0;
     const auto tell = [&](const auto& other) {
       if (!other.socket.valid()) return;
@@ -84,7 +85,7 @@ class Host {
     for (;;) {
       do {
         std::for_each(strangers_.begin(), strangers_.end(), tell);
-        strangers_.clear();  // before the next one needs a descriptor
+        strangers_.clear();  // frees descriptors for the next ones
       } while (!at_door.passed() && ::poll(&door, 1, 0) > 0 && let_in());
       if (informed >= size_ - 1 || late.passed() || late.interrupted()) return;
       ::poll(&door, 1, kLookMs);
@@ -109,7 +110,7 @@ class Host {
       if (deadline_.passed()) fail_missing();
       return;
     }
-    // Whoever is at the door comes in before anybody is missed; not those who never cease to.
+    // Ranks in the queue are let in before any rank is reported missing, but not for ever.
     if (deadline_.passed() && is_too_late()) fail_missing();
     const size_t strangers = strangers_.size();
     bool news = watched[0].revents != 0;
@@ -127,15 +128,16 @@ class Host {
     }
   }
 
-  // The deadline has passed and somebody is at the door. It may be this rank that was late, with
-  // all others there: so it goes on while they come in, one after another.
+  // Returns true if the wait must end, after the deadline with connections in the queue. This rank
+  // may have been late, with all others waiting: so it continues while they come in one after
+  // another.
   bool is_too_late() {
     constexpr double kNextS = 1.0;
     if (!overtime_) overtime_.emplace(deadline_.renewed(kNextS));
     return overtime_->passed();
   }
 
-  // Who connects is a stranger until it has introduced itself, and nobody waits for that.
+  // Accepts a connection. It is a stranger until it has introduced itself; no rank waits for that.
   bool let_in() {
     Fd socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket.valid()) {
@@ -158,14 +160,15 @@ class Host {
     } else if (head.say == Say::kIntroduction && stranger.invited && introduced.size() == 1) {
       return admit(head, std::move(introduced[0]), std::move(stranger));
     } else if (head.say == Say::kFailure) {
-      stranger.is_late = true;  // it may be the host that was late: who is missing, if anybody?
+      stranger.is_late = true;  // the host may have been late: which ranks are missing, if any?
     } else {
       return;
     }
     strangers_.push_back(std::move(stranger));
   }
 
-  // False: it is gone. Where the kernel has no room for the descriptor now, it is asked in later.
+  // Sends an invitation. Returns false if the stranger is gone. If the kernel has no room for the
+  // descriptor now, the invitation is sent later.
   bool invite(Stranger* stranger) {
     MeetingHead invitation = words_of(Say::kInvitation, 0, size_);
     invitation.settings = members_[0].settings;
@@ -179,7 +182,7 @@ class Host {
   void admit(const MeetingHead& head, Member member, Stranger stranger) {
     const std::string complaint = complain_about(head, member);
     if (!complaint.empty() || head.failed != HSGD_OK) {
-      strangers_.push_back(std::move(stranger));  // it is told with all others
+      strangers_.push_back(std::move(stranger));  // the failure is sent to it with the others
       if (!complaint.empty()) throw Error(HSGD_ERR_ARGUMENT, member.world_rank, complaint);
       throw Error(static_cast<hsgd_status>(head.failed), member.world_rank, head.message);
     }
@@ -207,9 +210,10 @@ class Host {
                 point_.name.c_str(), name_of(0), member.world_rank);
   }
 
-  // Sends what may be sent now; false: all were told. The kernel bounds the descriptors that are
-  // under way between all processes of a user (RLIMIT_NOFILE; only root may have more), and N ranks
-  // are told of N each: so a few rosters at a time, and the next when those were confirmed.
+  // Sends what can be sent now; returns false if all ranks have everything. The kernel bounds the
+  // descriptors in flight between all processes of a user (RLIMIT_NOFILE; only root may have more),
+  // and each of N ranks gets N of them. So only a few rosters are sent at a time, and the next ones
+  // after those are confirmed.
   bool tell_some() {
     constexpr int kMostUnderWay = 2 * kMostDescriptors;
     for (int to = 1; to < size_; ++to) {
@@ -241,7 +245,7 @@ class Host {
     return false;
   }
 
-  // Returns when a roster was confirmed; or soon, when nothing could be sent.
+  // Returns when a roster is confirmed, or soon if nothing could be sent.
   void wait_until_taken() {
     std::vector<pollfd> watched;
     std::vector<int> ranks;
@@ -278,13 +282,15 @@ class Host {
     --under_way_;
   }
 
-  // It is gone. The others go on, and see what became of it by its process and its memory.
+  // Drops a guest that is gone. The others continue, and learn its fate from its process and its
+  // memory.
   void forget(Guest* other) {
     under_way_ -= std::exchange(other->under_way, 0);
     other->socket = Fd();
   }
 
-  // After its introduction a rank sends nothing but a complaint that its deadline has passed.
+  // Throws because a rank left. After its introduction a rank sends only a complaint that its
+  // deadline has passed.
   [[noreturn]] void fail_left(int rank) {
     MeetingHead complaint;
     std::vector<Member> none;
@@ -321,10 +327,10 @@ class Host {
   const int size_;
   const Fd& file_;
   const Deadline& deadline_;
-  std::optional<Deadline> overtime_;  // for the next rank, once the deadline has passed
+  std::optional<Deadline> overtime_;  // for the next rank, after the deadline
   int present_ = 1;
   int under_way_ = 0;  // rosters
-  int refused_ = 0;    // errno of what could not be sent
+  int refused_ = 0;    // errno of the last refused message
   std::vector<Member> members_;
   std::vector<Guest> guests_;  // by rank
   std::vector<Stranger> strangers_;

@@ -1,7 +1,8 @@
-// Rank 0's side of a meeting: it lets ranks in, and tells each of all of them.
+// host_meeting(): rank 0's side of a meeting: lets ranks in, and sends each of them the list of
+// all.
 //
-// Owns who has come, and how much is under way. Never trusts who has not shown the secret, where
-// the path has one, and waits for nobody longer than the deadline.
+// Never trusts a process that has not shown the secret, if the path has one, and waits for no rank
+// longer than the deadline.
 #ifndef HSGD_NODE_RENDEZVOUS_MEETING_HOST_HPP_
 #define HSGD_NODE_RENDEZVOUS_MEETING_HOST_HPP_
 
@@ -14,8 +15,8 @@
 
 namespace hsgd {
 
-// Collective with join_meeting() of the ranks 1..size-1; see meet().
-// `file`: what all share; invalid where it could not be made, which `self` says.
+// Collective with join_meeting() on the ranks 1..size-1; see meet(). `file`: shared by all ranks;
+// invalid if it could not be made, which `self` reports.
 std::vector<Member> host_meeting(const std::string& path, Listener& listener,
                                  const std::vector<int>& world_ranks, Member self, const Fd& file,
                                  const Deadline& deadline);

@@ -1,4 +1,4 @@
-// Packing ranks into messages, and taking them out again.
+// Packs ranks into messages and unpacks them.
 #include "node/rendezvous/meeting_messages.hpp"
 
 #include <algorithm>

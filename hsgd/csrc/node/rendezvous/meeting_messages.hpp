@@ -1,15 +1,14 @@
-// What the ranks of one node say to one another while they meet, and the descriptors that go along.
-//
-// Owns the form of the messages. Never decides who says what to whom, and never waits.
+// MeetingHead, MeetingEntry: messages between the ranks of one node while they meet, and the
+// descriptors sent with them. Sending never waits.
 //
 //   guest: knock             shows its half of the secret
-//   host:  invitation        shows the other half, and gives the file that all share; from here on
-//                            both may send descriptors
-//   guest: introduction      itself, with a descriptor of its process, once its part of the file is
-//                            ready
-//   host:  roster            some of the ranks with theirs, until all were told
-//   guest: received          of each roster: its descriptors are under way no more
-//   either: failure          why it gives up; of a guest that its deadline has passed
+//   host:  invitation        shows the other half, and sends the shared file; from here on both
+//                             may send descriptors
+//   guest: introduction      describes itself, with a descriptor of its process, once its part of
+//                             the file is ready
+//   host:  roster            some of the ranks with their descriptors, until all were sent
+//   guest: received          confirms a roster: its descriptors are no longer in flight
+//   either: failure          why it gives up; from a guest: its deadline has passed
 #ifndef HSGD_NODE_RENDEZVOUS_MEETING_MESSAGES_HPP_
 #define HSGD_NODE_RENDEZVOUS_MEETING_MESSAGES_HPP_
 
@@ -27,10 +26,11 @@
 
 namespace hsgd {
 
-// The file that the ranks share, made by rank 0. Either function may throw Error.
+// The file that the ranks share, made by rank 0. Both functions may throw Error.
 struct MeetingFile {
   std::function<Fd()> make;
-  // On each rank, before any other hears that it has come: makes its part of the file ready.
+  // Prepares this rank's part of the file; called on each rank before other ranks learn that it has
+  // come.
   std::function<void(Fd file)> prepare;
 };
 
@@ -38,13 +38,14 @@ struct MeetingFile {
 struct Member {
   int32_t pid = 0;  // as the rank itself sees it
   int32_t world_rank = 0;
-  uint64_t settings = 0;  // must be equal on all ranks: a hash of what fixes the layout
-  Fd process;             // pidfd; invalid where the kernel has none
+  uint64_t settings = 0;  // hash of what fixes the layout; must be equal on all ranks
+  Fd process;             // pidfd; invalid if the kernel has none
   // Why this rank cannot take part; meet() then throws it on all ranks.
   hsgd_status failed = HSGD_OK;
   std::string failure;
 
-  // Makes the file and this rank's part of it; notes the failure and returns none where one fails.
+  // Make the file, and this rank's part of it. If one of them fails, note the failure and return no
+  // file.
   Fd make(const MeetingFile& file);
   void prepare(const MeetingFile& file, Fd descriptor);
 
@@ -62,17 +63,17 @@ enum class Say : int32_t {
 };
 
 inline constexpr uint32_t kMagic = 0x64677368;  // "hsgd"
-inline constexpr uint32_t kVersion = 9;         // of these messages, and of what ranks then share
+inline constexpr uint32_t kVersion = 9;         // of these messages, and of the shared layout
 inline constexpr int kRosterEntries = kMostDescriptors;
 
 struct MeetingHead {
   uint32_t magic = kMagic;
   uint32_t version = kVersion;
   Say say = Say::kKnock;
-  int32_t rank = 0;   // the speaker's; of a roster the first one's; of a failure whom it is about
-  int32_t size = 0;   // of the node, as the speaker has it
-  int32_t count = 0;  // entries that follow
-  int32_t has_file = 0;  // whether a descriptor of the shared file goes along
+  int32_t rank = 0;   // of the sender; in a roster the first one; in a failure the rank it is about
+  int32_t size = 0;   // ranks of the node, as the sender knows it
+  int32_t count = 0;  // number of entries that follow
+  int32_t has_file = 0;  // 1: a descriptor of the shared file comes with it
   uint64_t settings = 0;
   int32_t failed = 0;  // hsgd_status; then `message` says why
   char proof[MeetingPoint::kProofBytes] = {};
@@ -91,23 +92,23 @@ struct MeetingMessage {
   MeetingEntry entries[kRosterEntries];
 };
 
-// Of any kind but rosters.
+// Return a message of any kind except rosters.
 MeetingHead words_of(Say say, int rank, int size);
 MeetingHead failure_words(hsgd_status code, int rank, const std::string& message);
 
-// Write the proof of the secret into a message, and check one.
+// Write the proof of the secret into a message, and check a proof.
 void show_proof(const std::string& proof, MeetingHead* head);
 bool is_proof(const MeetingHead& head, const std::string& proof);
 
-// `file`: descriptor that goes along; -1: none.
+// Sends a message. `file`: descriptor to send with it; -1: none.
 Sent send_words(int socket, const MeetingHead& head, int file = -1);
-// `count` of the members from `first` on, with their descriptors.
+// Sends `count` members, beginning with `first`, with their descriptors.
 Sent send_members(int socket, MeetingHead head, const std::vector<Member>& members, int first,
                   int count);
 
-// False when the other side is gone. Throws when it is no rank of this version. The members that
-// were told are added to `members`, whose settings are the speaker's. `file`: what came along
-// beside them, if anything.
+// Returns false if the other side is gone. Throws if it is not a rank of this version. Adds the
+// received members, which have the sender's settings, to `members`. `file`: receives a further
+// descriptor, if one came.
 bool receive_words(int socket, MeetingHead* head, std::vector<Member>* members, Fd* file = nullptr);
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// The slices, and their errors.
+// Slices of waits, and their errors.
 #include "node/rendezvous/meeting_wait.hpp"
 
 #include "core/base/error.hpp"

@@ -1,7 +1,6 @@
-// Waits of ranks that meet: none has no deadline, and each ends when the deadline's watch says so.
+// Waits of ranks that meet: each has a deadline, and ends early if the deadline's watch throws.
 //
-// Owns the slices in which they wait, and what is said when nothing can be sent. Never reads
-// a message.
+// They wait in short slices. They read no messages.
 #ifndef HSGD_NODE_RENDEZVOUS_MEETING_WAIT_HPP_
 #define HSGD_NODE_RENDEZVOUS_MEETING_WAIT_HPP_
 
@@ -20,22 +19,22 @@ namespace hsgd {
 
 inline constexpr int64_t kLongestPauseMs = 20;
 
-// Throws when the wait was interrupted, or what the watch throws.
+// Throws if the wait was interrupted, or what the watch throws.
 void look_around(const Deadline& deadline);
 
-// Before it is said that a rank left: it may have left because of another one, whose sockets were
-// closed a moment before the watch can see that it died.
+// Call it before reporting that a rank left. The cause may be the death of another rank: its
+// sockets close a moment before the watch can see that it died.
 void look_for_the_cause(const Deadline& deadline);
 
-// One slice of waiting, so that the caller can look at other things.
+// Wait for one slice, so that the caller can check other things in between.
 bool wait_readable(std::vector<pollfd>& sockets, const Deadline& deadline);
 bool wait_readable_until(std::vector<pollfd>& sockets, const Deadline& deadline);
 
-// What keeps a message from being sent, by `error` of send_message(): room in the other side's
-// queue, or descriptors that this user's processes have under way, of whatever job.
+// Throws the reason why a message cannot be sent, from `error` of send_message(): the other side's
+// queue is full, or this user's processes, of any job, have too many descriptors in flight.
 [[noreturn]] void fail_full(const std::string& name, int error, const Deadline& deadline);
 
-// Until the message is sent. False: the other side is gone.
+// Repeats `send` until the message is sent. Returns false if the other side is gone.
 template <class Send>
 bool send_until(const std::string& name, const Deadline& deadline, Send&& send) {
   for (int64_t pause = 1;; pause = std::min<int64_t>(kLongestPauseMs, pause * 2)) {

@@ -14,7 +14,7 @@ void draw_random(void* out, size_t bytes) {
 bool is_same_secret(const void* one, const void* other, size_t bytes) {
   const auto* left = static_cast<const unsigned char*>(one);
   const auto* right = static_cast<const unsigned char*>(other);
-  volatile unsigned char difference = 0;  // so that no compiler ends the loop early
+  volatile unsigned char difference = 0;  // volatile: no compiler ends the loop early
   for (size_t i = 0; i < bytes; ++i) {
     difference = static_cast<unsigned char>(difference | (left[i] ^ right[i]));
   }

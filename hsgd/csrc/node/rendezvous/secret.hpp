@@ -1,4 +1,5 @@
-// Random bytes that nobody can guess, and their comparison: what proves that a process was told.
+// Random bytes that cannot be guessed, and their comparison. A secret proves that a process got the
+// path.
 #ifndef HSGD_NODE_RENDEZVOUS_SECRET_HPP_
 #define HSGD_NODE_RENDEZVOUS_SECRET_HPP_
 
@@ -6,10 +7,10 @@
 
 namespace hsgd {
 
-// Fills `bytes` bytes from the kernel's source; at most 256. Throws when the kernel gives none.
+// Fills `bytes` bytes (at most 256) from the kernel's random source. Throws if it fails.
 void draw_random(void* out, size_t bytes);
 
-// Looks at every byte, so that its time says nothing about how many were right.
+// Compares every byte, so that the time does not show how many were right.
 bool is_same_secret(const void* one, const void* other, size_t bytes);
 
 }  // namespace hsgd

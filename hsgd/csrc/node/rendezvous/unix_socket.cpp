@@ -39,8 +39,8 @@ Fd new_socket() {
 }
 
 bool try_connect(const Fd& socket, const Address& address, int64_t limit_ms) {
-  // Waiting inside connect() keeps the turn in the kernel's queue; sending never waits, whatever
-  // the option says.
+  // A wait inside connect() keeps the place in the kernel's queue. Sending never waits, even with
+  // this option.
   const timeval limit{limit_ms / 1000, limit_ms % 1000 * 1000};
   const int flags = ::fcntl(socket.get(), F_GETFL);
   if (::fcntl(socket.get(), F_SETFL, limit_ms > 0 ? flags : flags | O_NONBLOCK) != 0 ||
@@ -55,8 +55,8 @@ bool try_connect(const Fd& socket, const Address& address, int64_t limit_ms) {
   return connected;
 }
 
-// Where this process's own user has no name in its user namespace, strangers look the same: both
-// are the kernel's overflow uid. What a door's secret proves holds there, too.
+// If this process's user is not mapped in its user namespace, other users look the same: both are
+// the kernel's overflow uid. The proof of the secret still holds there.
 bool Peer::is_trusted() const { return user == ::geteuid() || user == 0; }
 
 Peer peer_of(const Fd& socket) {
@@ -91,7 +91,7 @@ Sent send_message(int socket, const void* data, size_t bytes, const std::vector<
   } while (done < 0 && errno == EINTR);
   if (done >= 0) return Sent::kDone;
   if (errno == EAGAIN || errno == ETOOMANYREFS) return Sent::kLater;
-  // A receiver that is gone shows itself by its closed socket; anything else is this rank's fault.
+  // If the receiver is gone, its socket is closed; other errors are this rank's fault.
   if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return Sent::kGone;
   fail_system("set-up: passing file descriptors");
 }
@@ -109,7 +109,7 @@ ssize_t receive_message(int socket, void* data, size_t bytes, std::vector<Fd>* r
   for (;;) {
     done = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
     if (done >= 0) break;
-    // Who closes with something unread resets the socket; what it said before is still there.
+    // A peer that closes with unread data resets the socket; what it sent before can still be read.
     if (errno != EINTR && (errno != ECONNRESET || std::exchange(reset, true))) break;
   }
   if (done <= 0) return done;
@@ -123,7 +123,7 @@ ssize_t receive_message(int socket, void* data, size_t bytes, std::vector<Fd>* r
       received->emplace_back(descriptor);
     }
   }
-  // What did fit is owned by now.
+  // The descriptors that did fit are owned by now.
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     throw Error(HSGD_ERR_SYSTEM, -1,
                 "set-up: this process has no room for more descriptors; raise ulimit -n");

@@ -1,7 +1,7 @@
 // UNIX sockets between processes of one node: addresses, and messages with file descriptors.
 //
-// Owns the system calls, and who is at the other end. Never decides who speaks to whom; sending
-// never waits, connecting and receiving only as long as the caller says.
+// Also identifies the process at the other end. Sending never waits; connecting and receiving wait
+// only as long as the caller allows.
 #ifndef HSGD_NODE_RENDEZVOUS_UNIX_SOCKET_HPP_
 #define HSGD_NODE_RENDEZVOUS_UNIX_SOCKET_HPP_
 
@@ -17,27 +17,29 @@
 
 namespace hsgd {
 
-inline constexpr int kMostDescriptors = 128;  // of one message; the kernel takes 253
+inline constexpr int kMostDescriptors = 128;  // per message; the kernel allows 253
 
 struct Address {
   sockaddr_un name{};
   socklen_t bytes = 0;
 };
 
-// A path that starts with '@' is an abstract name. Throws HSGD_ERR_ARGUMENT when it is too long.
+// Returns the address of a path; with '@' it is an abstract name. Throws HSGD_ERR_ARGUMENT if it is
+// too long.
 Address address_of(const std::string& path);
 Fd new_socket();  // SOCK_SEQPACKET: messages arrive whole
 
-// False: errno says why. EAGAIN: the listener's queue is full, and stayed so for `limit_ms`
-// (0: did not wait).
+// Returns false on failure, with errno. EAGAIN: the listener's queue is full, and stayed full for
+// `limit_ms` (0: it did not wait).
 bool try_connect(const Fd& socket, const Address& address, int64_t limit_ms);
 
-// The process at the other end: who connected, or, on the side that connected, who listens.
+// The process at the other end: the one that connected, or, on the side that connected, the one
+// that listens.
 struct Peer {
   uint32_t user = 0;
-  int32_t pid = 0;  // 0: not of this PID namespace
-  // This process's own user, or root. Nobody else has any business with this process; to anybody
-  // else nothing is sent, and nothing said by anybody else is read.
+  int32_t pid = 0;  // 0: outside this PID namespace
+  // Returns true for this process's own user and root. Nothing is sent to other users, and nothing
+  // that they send is read.
   bool is_trusted() const;
 };
 Peer peer_of(const Fd& socket);
@@ -49,10 +51,10 @@ enum class Sent {
            // descriptors under way than RLIMIT_NOFILE
 };
 
-// One message with up to kMostDescriptors descriptors. Throws when the system refuses.
+// Sends one message with up to kMostDescriptors descriptors. Throws if the system refuses.
 Sent send_message(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors);
-// The bytes received, 0 or less: the other side is gone (errno says). The descriptors are added to
-// `received`.
+// Returns the bytes received; 0 or less: the other side is gone (see errno). Adds the descriptors
+// to `received`.
 ssize_t receive_message(int socket, void* data, size_t bytes, std::vector<Fd>* received);
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// Counting, and telling all groups.
+// Counts ranks and groups, and informs all groups.
 #include "node/segments/combining_tree.hpp"
 
 #include <algorithm>
@@ -38,15 +38,15 @@ bool CombiningTree::count(ArrivalCounts& counts, uint64_t step, size_t of) {
   const uint64_t number = step & kNumbers;
   std::atomic<uint64_t>& word = counts.of_step[step % ArrivalCounts::kSteps];
   uint64_t seen = word.load(std::memory_order_relaxed);
-  // The first to come takes the word from an earlier step, which is reached, or was left out.
+  // The first rank takes over the word of an earlier step, which was reached or skipped.
   while (seen >> ArrivalCounts::kCountBits != number) {
     const uint64_t ahead = ((seen >> ArrivalCounts::kCountBits) - number) & kNumbers;
-    HSGD_CHECK(ahead > ArrivalCounts::kSteps);  // that is, behind: numbers go round in a circle
+    HSGD_CHECK(ahead > ArrivalCounts::kSteps);  // that is, behind: the numbers wrap
     const uint64_t first = number << ArrivalCounts::kCountBits | kOne;
     if (word.compare_exchange_weak(seen, first, std::memory_order_acq_rel)) return of == 1;
   }
-  // Partners: the others that count here. Releases what this rank wrote, and the last one acquires
-  // what all wrote: forbids that it tells of a step before their data is visible.
+  // Partners: other ranks that count here. Releases what this rank wrote; the last rank acquires
+  // what all wrote, so it does not announce a step before their data is visible.
   const uint64_t before = word.fetch_add(kOne, std::memory_order_acq_rel);
   const uint64_t mask = (uint64_t{1} << ArrivalCounts::kCountBits) - 1;
   return (before & mask) + 1 == of;
@@ -55,9 +55,9 @@ bool CombiningTree::count(ArrivalCounts& counts, uint64_t step, size_t of) {
 void CombiningTree::reach(Track track, uint64_t step) {
   for (TreeNode* node : nodes_) {
     std::atomic<uint64_t>& word = node->reached[index(track)].step;
-    // Whoever tells of a later step may have been faster.
+    // A rank that announces a later step may have been faster.
     uint64_t seen = word.load(std::memory_order_relaxed);
-    // Partner: reached(). Sequentially consistent for the sake of ring().
+    // Partner: reached(). Sequentially consistent because ring() needs it.
     while (seen < step && !word.compare_exchange_weak(seen, step, std::memory_order_seq_cst)) {
     }
   }

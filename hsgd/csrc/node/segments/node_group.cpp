@@ -1,4 +1,4 @@
-// Set-up of a node's segments, and the primitives of intra-node collectives.
+// Sets up a node's segments; primitives of collectives within a node.
 #include "node/segments/node_group.hpp"
 
 #include <unistd.h>
@@ -31,20 +31,20 @@ std::byte* payload_of(CellHeader& cell, size_t bytes) {
                                            : reinterpret_cast<std::byte*>(&cell) + kLine;
 }
 
-// Ranks that share cores do not spin: the one that they wait for may need theirs.
+// Ranks that share cores do not spin: the rank that they wait for may need their core.
 WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
   WaitPolicy policy = settings.wait;
   if (policy.spin < 0) policy.spin = settings.size <= cores ? WaitPolicy{}.spin : 0;
   policy.may_stay_awake = settings.size <= cores;
-  // As long as it takes until all that share a core have had their turn, and have copied something.
-  // Who yields takes no core from anybody, and to sleep and be woken costs more than a turn.
+  // Time until all ranks that share a core have had their turn and copied something. A yielding
+  // rank takes no core from another, and a sleep with a wake-up costs more than a turn.
   constexpr int64_t kLeastNs = 200'000;
   constexpr int64_t kTurnNs = 8'000;
   if (settings.size > cores) policy.yield_ns = std::max(kLeastNs, kTurnNs * settings.size / cores);
   return policy;
 }
 
-// Spread over the memory of all NUMA nodes that have ranks.
+// Spreads the slots over the memory of all NUMA nodes that have ranks.
 SharedSlots shared_slots(const LocalGroup::Settings& settings) {
   if (!settings.one_out_ring || numa_nodes_with_cpus() == 1) return {};
   const SegmentLayout& layout = settings.layout;
@@ -55,7 +55,7 @@ bool counts(const LocalGroup::Settings& settings) {
   return settings.size > settings.flat_ranks && settings.layout.slots() <= LocalGroup::kMostSlots;
 }
 
-// Relaxed: nobody else has the memory yet.
+// Relaxed: no other rank has the memory yet.
 void begin_counts(Control* own) {
   own->bell.rings.store(first_count_32(), std::memory_order_relaxed);
   own->looks.store(first_count_32(), std::memory_order_relaxed);
@@ -66,7 +66,7 @@ void begin_counts(Control* own) {
 
 void write_failure(Control& control, const Error& error, uint64_t first_missed) {
   Failure& failure = control.failure;
-  if (failure.code.load(std::memory_order_relaxed) != 0) return;  // somebody may be reading it
+  if (failure.code.load(std::memory_order_relaxed) != 0) return;  // another rank may be reading it
   failure.rank = error.rank();
   failure.first_missed = first_missed;
   std::strncpy(failure.message, error.what(), sizeof failure.message - 1);
@@ -136,8 +136,7 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
   self.pid = ::getpid();
   self.settings = settings_.fingerprint;
   self.process = own_life();
-  // Memory comes zeroed; the atomics in it start as zero, which is what every field means at the
-  // beginning.
+  // The memory is zero, and so are its atomics; zero is the correct first value of every field.
   const MeetingFile file =
       memory_.bring("lower HSGD_SLOTS or HSGD_CHUNK_BYTES", std::nullopt, [this] {
         auto* own = new (base(rank())) Control{};
@@ -159,7 +158,7 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
     }
     HSGD_FAULT_POINT("set-up: mapped");
     return peers;
-  } catch (const Error& error) {  // the others may have come already, and go on to wait
+  } catch (const Error& error) {  // the others may have come already, and would wait
     const Error others = for_others(error, world_ranks()[static_cast<size_t>(rank())]);
     if (memory_.is_mapped()) write_failure(control(rank()), others, 0);
     throw;
@@ -168,7 +167,7 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
 
 LocalGroup::~LocalGroup() {
   HSGD_FAULT_POINT("close: begun");
-  // Partners: has_left(), check_peers() and fail_if_dead(), whose acquire shows them `leaving`.
+  // Partners: has_left(), check_peers() and fail_if_dead(). Their acquire makes `leaving` visible.
   control(rank()).closed.store(1, std::memory_order_seq_cst);
   HSGD_FAULT_POINT("close: marked");
   wake_all();
@@ -196,21 +195,21 @@ bool LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_
   std::byte small[CellHeader::kInlineBytes] = {};
   if (payload != nullptr && bytes > 0)
     std::memcpy(is_inline ? small : payload_of(own, bytes), payload, bytes);
-  // All that goes into the line that peers poll is stored at a stroke: it would travel to them and
-  // back in between.
+  // Writes all fields of the line that peers poll together: otherwise the line would travel to them
+  // and back in between.
   own.signature = signature;
   own.note = cost;
   if (payload != nullptr && is_inline) std::memcpy(own.payload, small, sizeof small);
-  // Partner: is_open(). Forbids that a peer sees the sequence before payload and signature;
-  // sequentially consistent because ring() must not look at `asleep` before the store is visible.
+  // Partner: is_open(). A peer that sees the sequence sees payload and signature. Sequentially
+  // consistent because ring() must not read `asleep` before the store is visible.
   own.sequence.store(sequence, std::memory_order_seq_cst);
   if (tree_) return count_opened(sequence);
   if (somebody_sleeps() && all_are_open(sequence)) wake_all();
   return false;
 }
 
-// Of ranks that open it at the same time one at least sees all: the fence orders the store of each
-// before its looks.
+// Returns true if all ranks have opened it. Of ranks that open it at the same time, at least one
+// sees all: the fence orders each rank's store before its looks.
 bool LocalGroup::all_are_open(uint64_t sequence) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int peer = 0; peer < size(); ++peer) {
@@ -219,8 +218,8 @@ bool LocalGroup::all_are_open(uint64_t sequence) const {
   return true;
 }
 
-// Whoever is the last of a group compares the signatures of the group, the last of all those of
-// the groups.
+// Counts this rank. The last rank of a group compares the signatures of its group; the last rank of
+// all compares those of the groups.
 bool LocalGroup::count_opened(uint64_t sequence) {
   if (!tree_->count_rank(Track::kOpened, sequence)) return false;
   HSGD_FAULT_POINT("header: counted, group not counted");
@@ -251,7 +250,7 @@ void LocalGroup::tell_opened(uint64_t sequence) {
 }
 
 bool LocalGroup::is_open(int rank, uint64_t sequence) const {
-  // Partner: open(). A recycled cell holds an older or this sequence, never a later one (see
+  // Partner: open(). A reused cell holds this sequence or an older one, never a later one (see
   // kCells).
   return cell(rank, sequence).sequence.load(std::memory_order_acquire) == sequence;
 }
@@ -275,7 +274,7 @@ std::byte* LocalGroup::result_payload(uint64_t sequence, size_t bytes) {
 void LocalGroup::publish_result(uint64_t sequence, hsgd_status status) {
   CellHeader& cell = result(sequence);
   cell.note = static_cast<uint64_t>(static_cast<int64_t>(status));
-  // Partner: has_result(); the same reasons as in open().
+  // Partner: has_result(), for the same reasons as in open().
   cell.sequence.store(sequence, std::memory_order_seq_cst);
   wake_all();
 }
@@ -292,14 +291,14 @@ Call (&LocalGroup::mismatch())[2] { return control(0).mismatch; }
 
 void LocalGroup::publish(std::atomic<uint64_t> Progress::* member, uint64_t value,
                          Audience audience) {
-  // Partners: the acquire loads of progress() by peers. Forbids that they see the counter before
-  // the data it stands for; sequentially consistent for the sake of ring().
+  // Partners: the acquire loads of progress() by peers. A peer that sees the counter sees the data
+  // that it counts. Sequentially consistent because ring() needs it.
   (control(rank()).progress.*member).store(value, std::memory_order_seq_cst);
   const bool last = member != &Progress::exchanged && count_step(member, value);
   if (last || audience == Audience::kEach) wake(audience == Audience::kSome ? cores() : INT_MAX);
 }
 
-// Whether this rank was the last to come to it, and somebody may sleep.
+// Returns true if this rank was the last to reach the step, and a rank may sleep.
 bool LocalGroup::count_step(std::atomic<uint64_t> Progress::* member, uint64_t steps) {
   if (!tree_) {
     if (!somebody_sleeps()) return false;
@@ -308,7 +307,7 @@ bool LocalGroup::count_step(std::atomic<uint64_t> Progress::* member, uint64_t s
   }
   const Track track = track_of(member);
   uint64_t& counted = counted_[static_cast<size_t>(track)];
-  if (steps == counted) return false;  // as before
+  if (steps == counted) return false;  // already counted
   counted = steps;
   if (!tree_->count_rank(track, steps) || !tree_->count_group(track, steps)) return false;
   tree_->reach(track, steps);
@@ -331,7 +330,7 @@ std::optional<uint64_t> LocalGroup::claim(uint64_t parts) {
   std::atomic<uint64_t>& claimed = control(0).claimed;
   uint64_t next = claimed.load(std::memory_order_relaxed);
   while (next < claims_base_ + parts) {
-    // Relaxed: what a part is made of was published by the headers, before anybody claims.
+    // Relaxed: the headers published the input of each part before any rank claims one.
     if (claimed.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) {
       return next - claims_base_;
     }
@@ -340,8 +339,8 @@ std::optional<uint64_t> LocalGroup::claim(uint64_t parts) {
 }
 
 void LocalGroup::finish_claim(uint64_t parts) {
-  // Partner: claims_finished(). Releases the results of this part; sequentially consistent for the
-  // sake of ring().
+  // Partner: claims_finished(). Releases the results of this part. Sequentially consistent because
+  // ring() needs it.
   const uint64_t before = control(0).finished.fetch_add(1, std::memory_order_seq_cst);
   if (before + 1 == claims_base_ + parts) wake_all();
 }

@@ -1,9 +1,9 @@
-// The ranks of one node: their segments, what each has published, and waiting for one another.
+// LocalGroup: the ranks of one node, their segments and what each has published, and waits for one
+// another.
 //
-// Owns the shared memory, the death watch and the wording of "who is missing". Collectives are
-// built from its primitives: cells (header and small payload of one collective), progress counters
-// (chunks of large ones) and ring slots. Never touches user memory and knows nothing of other
-// nodes.
+// Owns the shared memory, the watch for deaths and the text of "who is missing". Collectives use
+// its primitives: cells (header and small payload of one collective), progress counters (chunks of
+// large collectives) and ring slots. Never touches user memory; knows nothing of other nodes.
 #ifndef HSGD_NODE_SEGMENTS_NODE_GROUP_HPP_
 #define HSGD_NODE_SEGMENTS_NODE_GROUP_HPP_
 
@@ -32,9 +32,9 @@ class LocalGroup {
     std::vector<int> world_ranks;  // of this node's ranks
     SegmentLayout layout;
     int flat_ranks = 16;
-    bool one_out_ring = false;                // local rank 0 holds the out ring of the whole node
-    uint64_t fingerprint = 0;                 // hash of all that must be equal on all ranks
-    std::shared_ptr<ProcessWatch> processes;  // that this one watches already
+    bool one_out_ring = false;  // local rank 0 holds the out ring of the whole node
+    uint64_t fingerprint = 0;   // hash of all settings that must be equal on all ranks
+    std::shared_ptr<ProcessWatch> processes;  // shared with other communicators of the process
     WaitPolicy wait;                          // spin < 0: chosen from ranks and cores
   };
 
@@ -47,27 +47,27 @@ class LocalGroup {
 
   int rank() const { return settings_.rank; }
   int size() const { return settings_.size; }
-  int cores() const { return cores_; }  // that the ranks of this node may use; the same on all
+  int cores() const { return cores_; }  // cores for the ranks of this node; the same on all
   bool shares_cores() const { return size() > cores_; }
   int world_rank(int rank) const { return peers_[static_cast<size_t>(rank)].world_rank; }
   const std::vector<int>& world_ranks() const { return settings_.world_ranks; }
-  uint64_t id() const { return control(0).id; }  // the same on all ranks of the node, and no others
+  uint64_t id() const { return control(0).id; }  // the same on all ranks of this group only
   const SegmentLayout& layout() const { return settings_.layout; }
 
-  // Whether ranks are counted in a tree, and no rank looks at all others: with more ranks than
-  // flat_ranks, unless a rank may be further ahead than the tree has room for.
+  // Returns true if ranks are counted in a tree, so that no rank polls all others: if there are
+  // more than flat_ranks ranks, and no rank may be further ahead than the tree allows.
   static constexpr size_t kMostSlots = ArrivalCounts::kSteps - 2;
   bool combines() const { return tree_.has_value(); }
 
   // --- cells: the header and small payload of one collective ---
-  // Publishes this rank's header, with up to
-  // oneshot_bytes of payload (may be nullptr: the header alone). `cost`: any number for the others.
-  // True where ranks are counted and this one was the last: then it must call tell_opened().
+  // Publishes this rank's header, with up to oneshot_bytes of payload (nullptr: only the header).
+  // `cost`: any number for the other ranks. Returns true if ranks are counted and this rank was the
+  // last: then it must call tell_opened().
   bool open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
             const void* payload, size_t bytes, const Counts& counts = {}, uint64_t cost = 0);
   bool is_open(int rank, uint64_t sequence) const;
-  // Where ranks are counted: whether all have opened it and one of them has said so, and whether
-  // their signatures differ.
+  // For counted ranks: returns true if all have opened the collective and the last one has
+  // announced it; differ() returns true if their signatures differ.
   bool all_opened(uint64_t sequence) const { return tree_->reached(Track::kOpened, sequence); }
   bool differ(uint64_t sequence) const;
   void tell_opened(uint64_t sequence);
@@ -75,8 +75,8 @@ class LocalGroup {
   uint64_t cost(int rank, uint64_t sequence) const { return cell(rank, sequence).note; }
   const std::byte* payload(int rank, uint64_t sequence, size_t bytes) const;
   Call call(int rank, uint64_t sequence) const;  // for messages; the header must be open
-  // Up to oneshot_bytes besides a payload of up to CellHeader::kInlineBytes; the owner fills them
-  // before open().
+  // Returns room for up to oneshot_bytes, in addition to a payload of up to
+  // CellHeader::kInlineBytes. The owner fills it before open().
   std::byte* packet(int rank, uint64_t sequence) const {
     return reinterpret_cast<std::byte*>(&cell(rank, sequence)) + kLine;
   }
@@ -93,12 +93,13 @@ class LocalGroup {
 
   // --- progress and rings ---
   const Progress& progress(int rank) const { return control(rank).progress; }
-  // Whether a rank of the node has finished so many steps. The acquire pairs with publish(): what a
-  // counter stands for is visible when the counter is.
+  // Returns true if a rank of the node has finished `steps` steps. The acquire pairs with
+  // publish(): if the counter is visible, the data that it counts is visible.
   bool rank_reached(int rank, std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
     return (progress(rank).*member).load(std::memory_order_acquire) >= steps;
   }
-  // Where ranks are counted, this one counts, too: it must have finished as many.
+  // Returns true if all other ranks have finished `steps` steps. In a tree this rank is counted
+  // too: it must have finished as many.
   bool peers_reached(std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
     if (tree_) return tree_->reached(track_of(member), steps);
     for (int peer = 0; peer < size(); ++peer) {
@@ -106,8 +107,8 @@ class LocalGroup {
     }
     return true;
   }
-  // Whether the slot of `step` is free: a rank, or all others, finished the step that it held
-  // before.
+  // Returns true if the slot of `step` is free: a rank, or all others, finished the step that used
+  // it before.
   bool rank_freed(int rank, std::atomic<uint64_t> Progress::* member, uint64_t step,
                   size_t slots) const {
     return step < slots || rank_reached(rank, member, step + 1 - slots);
@@ -115,13 +116,13 @@ class LocalGroup {
   bool peers_freed(std::atomic<uint64_t> Progress::* member, uint64_t step, size_t slots) const {
     return step < slots || peers_reached(member, step + 1 - slots);
   }
-  // Stores, and wakes whoever sleeps and may wait for that. `member` is one of this rank's own
-  // counters. All ranks come to each value that somebody waits for; `exchanged` is waited for rank
-  // by rank alone.
+  // Stores `value` and wakes the ranks that sleep and may wait for it. `member` is one of this
+  // rank's own counters. All ranks reach each value that a rank waits for; only `exchanged` is
+  // waited for rank by rank.
   enum class Audience {
     kAll,   // all ranks wait for all
-    kSome,  // the same, but there is something to do for as many as there are cores alone
-    kEach,  // they wait for this rank
+    kSome,  // the same, but only as many ranks as there are cores have work
+    kEach,  // the others wait for this rank
   };
   void publish(std::atomic<uint64_t> Progress::* member, uint64_t value,
                Audience audience = Audience::kAll);
@@ -130,54 +131,55 @@ class LocalGroup {
     return base(rank) + layout().out_slot(step);
   }
 
-  // --- parts of one collective that are done by whoever comes first ---
-  // The next part of `parts` for this rank; nothing when all are taken.
+  // --- parts of one collective that any rank can take ---
+  // Returns the next free part of `parts` for this rank; nothing if all are taken.
   std::optional<uint64_t> claim(uint64_t parts);
-  void finish_claim(uint64_t parts);  // wakes everybody after the last one
+  void finish_claim(uint64_t parts);  // wakes all ranks after the last part
   bool claims_finished(uint64_t parts) const;
   void end_claims(uint64_t parts) { claims_base_ += parts; }
 
-  // --- meetings of the ranks of this node, at a path that nobody else can guess or has seen ---
-  // On local rank 0, before a collective after which all ranks may ask for the path; they have met
-  // before the next one is appointed.
+  // --- meetings of the ranks of this node, at a path that no other process can guess or has seen
+  // --- Draws the path. Call it on local rank 0 before a collective; after it all ranks may ask for
+  // the path. They must have met before the next call.
   void appoint_meeting();
   std::string next_meeting() const;
 
   // --- waiting ---
   Waiter& waiter() { return waiter_; }
-  // How ranks of this node should wait, on doorbells of whatever kind.
+  // Returns how ranks of this node should wait, on any doorbell.
   const WaitPolicy& wait_policy() const { return policy_; }
-  // Throws PeerLost when a rank of the node died, or left before this collective, and what another
-  // rank gave up with in this one or before. `what` begins the text. kAnySequence: outside of all
-  // collectives, whoever left or gave up.
+  // Throws PeerLost if a rank of the node died, or left before this collective. Throws the error
+  // with which another rank gave up in this or an earlier collective. `what` begins the text.
+  // kAnySequence: outside of collectives, every rank that left or gave up counts.
   static constexpr uint64_t kAnySequence = UINT64_MAX;
   void check_peers(uint64_t sequence, const std::string& what) const;
-  // Throws PeerLost when a rank of the node died without closing its communicator.
+  // Throws PeerLost if a rank of the node died without closing its communicator.
   void check_alive(int rank, const std::string& what) const;
-  // For missing(): tells the others that this rank waits, and notes which of them do.
+  // For missing(): shows the others that this rank waits, and notes which of them wait.
   void see_who_waits(uint64_t sequence);
-  // "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; sets the first one's
-  // world rank.
+  // Returns "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; writes the world
+  // rank of the first one to `first`.
   std::string missing(uint64_t sequence, int* first) const;
-  // The world rank that missing() would name first while some have not called it, or have not
-  // looked for long; -1: none. Cheaper, for each look.
+  // Returns the world rank that missing() would name first among the ranks that have not called the
+  // collective, or have not looked for long; -1: none. Cheaper: for each look.
   int awaited(uint64_t sequence) const;
-  // Whether no lower rank of this node waits, by see_who_waits().
+  // Returns true if no lower rank of this node waits, according to see_who_waits().
   bool is_first_that_waits() const;
   std::string person(int rank) const;
-  // Says why this rank leaves, before it does: what others read in place of "closed its
-  // communicator", cut where it is too long.
+  // Writes why this rank leaves, before it leaves. Others read this text instead of "closed its
+  // communicator"; it is cut if it is too long.
   void explain_leaving(const std::string& words);
   std::string closing(int rank) const;
-  // Its process ended, or it gave its part of the group back: it can take part in nothing any more.
+  // Returns true if its process ended or it closed its communicator: it can take part in nothing
+  // more.
   bool has_left(int rank) const;
-  // Whether no rank of the node has asked before; for whoever gives up.
+  // Returns true if no rank of the node has called this before. Call it before giving up.
   bool is_first_to_give_up();
-  // Tells the other ranks of the node why this one takes part in no collective from `first_missed`
-  // on; only the first call counts.
+  // Tells the other ranks of the node why this rank takes part in no collective from `first_missed`
+  // on. Only the first call counts.
   void fail(const Error& error, uint64_t first_missed);
 
-  // --- after a failure: what node/segments/survivors.hpp needs ---
+  // --- after a failure: for node/segments/survivors.hpp ---
   Survival& survival(int rank) const { return control(rank).survival; }
   void wake_all();
 
@@ -186,8 +188,8 @@ class LocalGroup {
     int32_t pid = 0;
     int32_t world_rank = 0;
     std::shared_ptr<const WatchedProcess> process;
-    uint32_t looks = 0;        // as last seen
-    int64_t looked_at_ns = 0;  // when that changed, or when the wait of this rank began
+    uint32_t looks = 0;        // last value seen
+    int64_t looked_at_ns = 0;  // time of its last change, or the start of this rank's wait
   };
   std::byte* base(int rank) const { return memory_.part(rank); }
   Control& control(int rank) const { return *reinterpret_cast<Control*>(base(rank)); }
@@ -215,7 +217,7 @@ class LocalGroup {
   std::vector<Peer> meet_peers(const std::string& path, Listener* listener,
                                const Deadline& deadline);
   int cores_of_node() const;
-  // By what ProcessWatch::look() learned last.
+  // Throws if the rank died, according to the last ProcessWatch::look().
   void fail_if_dead(int rank, const std::string& what) const;
   bool died(int rank) const;
   std::vector<int> who_does_not_wait() const;
@@ -228,11 +230,11 @@ class LocalGroup {
   WaitPolicy policy_;
   RankGroups groups_;
   std::optional<CombiningTree> tree_;
-  uint64_t counted_[kTracks] = {};  // the steps that this rank has come to
+  uint64_t counted_[kTracks] = {};  // last step that this rank has counted
   std::vector<Doorbell*> bells_;    // of all groups
   Waiter waiter_;
   uint64_t claims_base_;     // parts of earlier collectives
-  uint64_t waiting_in_ = 0;  // the sequence of the collective in which this rank waited last
+  uint64_t waiting_in_ = 0;  // sequence of the last collective in which this rank waited
 };
 
 }  // namespace hsgd

@@ -1,4 +1,4 @@
-// The file, from its making to the mapping.
+// Makes, fills and maps the file.
 #include "node/segments/node_memory.hpp"
 
 #include <algorithm>
@@ -43,7 +43,8 @@ void NodeMemory::allocate(int fd) const {
   const size_t own = shares && rank_ == 0 ? slots_.begin : part_bytes(rank_);
   if (own > 0) allocate_pages(fd, begin(rank_), own);
   if (!shares) return;
-  // From the first page that begins in the share of this rank to the first one of the next.
+  // From the first page that begins in this rank's share to the first page of the next rank's
+  // share.
   const auto border = [&](size_t slot, int rank) {
     const size_t share = slots_.bytes * static_cast<size_t>(rank) / static_cast<size_t>(size_);
     const bool ends = slot + 1 == slots_.count && rank == size_;

@@ -1,7 +1,8 @@
-// Memory that all ranks of a node share: one file with a part for each rank, mapped once by each.
+// NodeMemory: memory that all ranks of a node share: one file with a part for each rank, mapped
+// once by each rank.
 //
 // Owns the mapping, and the file until all ranks have it. Each rank allocates the pages of its own
-// part, and of its share of what all share, near its cores. Never decides what lies in a part.
+// part, and of its share of the common slots, near its cores.
 #ifndef HSGD_NODE_SEGMENTS_NODE_MEMORY_HPP_
 #define HSGD_NODE_SEGMENTS_NODE_MEMORY_HPP_
 
@@ -15,7 +16,8 @@
 
 namespace hsgd {
 
-// Slots at the end of local rank 0's part of which each rank uses a share, in the order of ranks.
+// Slots at the end of local rank 0's part; each rank uses a share of each slot, in the order of
+// ranks.
 struct SharedSlots {
   size_t begin = 0;
   size_t bytes = 0;  // of one
@@ -24,21 +26,22 @@ struct SharedSlots {
 
 class NodeMemory {
  public:
-  // `first_bytes`: of local rank 0's part; `bytes`: of each other. The same on all ranks. Each rank
-  // allocates its share of the `slots`, so that these lie near all of them, and not near one.
+  // `first_bytes`: size of local rank 0's part; `bytes`: size of each other part. The same on all
+  // ranks. Each rank allocates its share of the `slots`, so they lie near all ranks and not near
+  // one.
   NodeMemory(int rank, int size, size_t first_bytes, size_t bytes, const SharedSlots& slots = {});
 
-  // From where one part begins to where the next one does: whole pages, huge ones where parts are
-  // large enough for some.
+  // Returns the distance between the beginnings of two parts: whole pages, huge ones if parts are
+  // large enough.
   static size_t pitch(size_t bytes);
 
-  // What the ranks bring to the meeting at which they share this memory, once. `available`: see
-  // check_memory(), `remedy` too. `ready`: called when the own part can be written, before any
-  // other rank is told that this one has come.
+  // Returns what this rank brings to the meeting at which the ranks share this memory, once.
+  // `remedy` and `available`: see check_memory(). `ready`: called when this rank's part can be
+  // written, before any other rank learns that this rank has come.
   MeetingFile bring(const char* remedy, std::optional<size_t> available,
                     const std::function<void()>& ready = nullptr);
-  // After the meeting: enters this rank's part in the page table, and all others where they have no
-  // more than `most_bytes` together. The file is closed.
+  // Call it after the meeting. Enters this rank's part in the page table, and all others if they
+  // have at most `most_bytes` together. Closes the file.
   void complete(size_t most_bytes);
 
   bool is_mapped() const { return segment_.data() != nullptr; }
@@ -51,7 +54,7 @@ class NodeMemory {
   }
 
   void allocate(int fd) const;
-  // Whether there are pages between parts, which nobody allocates.
+  // Returns true if there are pages between parts that no rank allocates.
   bool has_gaps() const { return std::max(first_bytes_, bytes_) >= kLargeSegment; }
 
   int rank_;

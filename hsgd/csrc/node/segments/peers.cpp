@@ -1,4 +1,5 @@
-// What a rank of a node knows of its peers: who died, left, gave up or is late, and in which words.
+// What a rank knows of its peers on the node: which died, left, gave up or are late; and the error
+// texts.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -11,7 +12,7 @@
 namespace hsgd {
 namespace {
 
-constexpr int64_t kLongNs = 100'000'000;  // a rank that waits looks at its peers more often
+constexpr int64_t kLongNs = 100'000'000;  // waiting ranks look at their peers more often
 
 }  // namespace
 
@@ -35,7 +36,7 @@ void LocalGroup::explain_leaving(const std::string& words) {
   if (kept < kMost) leaving[kept] = '\0';
 }
 
-// Of another rank once its `closed` was seen, which the words come before.
+// Returns why another rank left. Call it after its `closed` was seen: the text was written before.
 std::string LocalGroup::closing(int rank) const {
   const std::string words = foreign_words(control(rank).leaving, sizeof Control::leaving);
   return person(rank) + " " + (words.empty() ? "closed its communicator" : words);
@@ -54,8 +55,8 @@ void LocalGroup::see_who_waits(uint64_t sequence) {
   }
 }
 
-// Those that have not looked at their peers for long while this rank waited: they work, or hang.
-// The one that has not looked for longest comes first.
+// Returns the ranks that have not looked at their peers for long while this rank waited: they work
+// or hang. The rank with the oldest look comes first.
 std::vector<int> LocalGroup::who_does_not_wait() const {
   const int64_t now = now_ns();
   const auto age_ns = [&](int peer) {
@@ -99,7 +100,8 @@ bool LocalGroup::is_first_that_waits() const {
 }
 
 void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
-  // First what others gave up with: who gave up may have ended since, and is not the cause.
+  // Errors of ranks that gave up come first: such a rank may have ended since, but is not the
+  // cause.
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const Failure& failure = control(peer).failure;
@@ -114,8 +116,8 @@ void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
   }
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    // A rank that closed its communicator may have finished this collective before; then it holds
-    // nobody up.
+    // A rank that closed its communicator may have finished this collective before; then it delays
+    // no rank.
     if (control(peer).closed.load(std::memory_order_acquire) == 0 || is_open(peer, sequence))
       continue;
     throw Error(HSGD_ERR_PEER_LOST, world_rank(peer), what + ": " + closing(peer));
@@ -129,8 +131,8 @@ void LocalGroup::check_alive(int rank, const std::string& what) const {
 
 void LocalGroup::fail_if_dead(int rank, const std::string& what) const {
   if (!died(rank)) return;
-  // Not one that closed its communicator and then ended: others may need nothing more of it. Looked
-  // at in this order: a rank that ended between the two looks had closed before.
+  // A rank that closed its communicator and then ended is no error: others may need nothing more of
+  // it. The order matters: a rank that ended between the two looks had closed before.
   if (control(rank).closed.load(std::memory_order_acquire) != 0) return;
   throw Error(HSGD_ERR_PEER_LOST, world_rank(rank), what + ": " + person(rank) + " died");
 }
@@ -149,7 +151,7 @@ std::string LocalGroup::missing(uint64_t sequence, int* first) const {
   for (const int peer : who_does_not_wait()) add(peer);
   if (!names.empty()) return names + " did not make progress in it";
   if (settings_.one_out_ring) return "still waiting for another node";
-  uint64_t least = UINT64_MAX;  // all wait for one another
+  uint64_t least = UINT64_MAX;  // all ranks wait for one another
   const auto behind = [&](int peer) {
     const Progress& progress = control(peer).progress;
     return progress.staged.load(std::memory_order_relaxed) +

@@ -1,4 +1,4 @@
-// Domains are cut and joined until groups are neither large nor many.
+// Cuts and joins domains until groups are neither large nor many.
 #include "node/segments/rank_groups.hpp"
 
 #include <algorithm>
@@ -12,19 +12,20 @@ namespace hsgd {
 namespace {
 
 constexpr size_t kMostGroups = 16;
-constexpr size_t kSmall = 4;  // fewer ranks are not worth a leader of their own
+constexpr size_t kSmall = 4;  // fewer ranks are not worth their own leader
 constexpr size_t kFewRanks = 64;
 
 struct Group {
-  CpuPlace place;  // -1 where its ranks differ
+  CpuPlace place;  // -1 if its ranks differ
   std::vector<int> ranks;
 };
 using Groups = std::vector<Group>;
 
-// One collects from as many ranks as lead, if both are about the root of all.
+// A leader collects from as many ranks as there are leaders, if both are about the root of all
+// ranks.
 size_t most_of_group(size_t ranks) { return ranks <= kFewRanks ? kMostGroup / 2 : kMostGroup; }
 
-// Sorts neighbours beside one another, and, without signs, what is not known behind the rest.
+// Sorts neighbours together; being unsigned, it sorts unknown places last.
 using Key = std::tuple<uint32_t, uint32_t, uint32_t>;
 
 Key key_of(const CpuPlace& place) {
@@ -32,7 +33,8 @@ Key key_of(const CpuPlace& place) {
           static_cast<uint32_t>(place.cache)};
 }
 
-// A cache that NUMA nodes share (sub-NUMA clusters) is a domain in each of them.
+// Returns the domains. A cache that NUMA nodes share (sub-NUMA clusters) is one domain in each of
+// them.
 Groups domains_of(const std::vector<CpuPlace>& places) {
   std::map<Key, Group> domains;
   for (size_t rank = 0; rank < places.size(); ++rank) {
@@ -69,7 +71,7 @@ void append(const Group& other, Group* group) {
   group->ranks.insert(group->ranks.end(), other.ranks.begin(), other.ranks.end());
 }
 
-// Joins each group to the one before it where one of the two has fewer than `least` ranks.
+// Joins each group to the one before it if one of the two has fewer than `least` ranks.
 template <class AreNear>
 Groups join(const Groups& groups, size_t least, size_t most, const AreNear& are_near) {
   Groups joined;
@@ -87,7 +89,7 @@ Groups join(const Groups& groups, size_t least, size_t most, const AreNear& are_
   return joined;
 }
 
-// Small groups always, larger ones while there are too many.
+// Joins small groups always, larger ones while there are too many.
 template <class AreNear>
 void join_within(Groups* groups, size_t ranks, size_t most, const AreNear& are_near) {
   const size_t enough = std::max(kMostGroups, (ranks + kMostGroup - 1) / kMostGroup);

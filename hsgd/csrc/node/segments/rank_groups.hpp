@@ -1,8 +1,7 @@
-// In which groups the ranks of a node arrive.
+// rank_groups(): divides the ranks of a node into groups, in which they count their arrival.
 //
-// Owns arithmetic over the places of all local ranks, a table that all of them see: each computes
-// the same groups without a message. Groups order waiting alone, never sums, so that no result
-// depends on them. Never reads a file and never waits.
+// Each rank computes the same groups from a table of the places of all local ranks, without a
+// message. Groups only order waits, never sums, so no result depends on them.
 #ifndef HSGD_NODE_SEGMENTS_RANK_GROUPS_HPP_
 #define HSGD_NODE_SEGMENTS_RANK_GROUPS_HPP_
 
@@ -16,16 +15,16 @@ namespace hsgd {
 inline constexpr int kMostGroup = 16;
 
 // The local ranks of each group, ascending; the first one leads. Groups are in the order of their
-// leaders, so local rank 0 leads the first.
+// leaders, so local rank 0 leads the first group.
 using RankGroups = std::vector<std::vector<int>>;
 
-// Each local rank (the index of `places`) in one group of at most kMostGroup ranks, of one domain
-// where that can be: the ranks of a last-level cache within a NUMA node, whatever their numbers
-// are. Domains of many ranks are cut into equal runs of at most 8, on a node of more than 64 ranks
-// 16, and so are ranks that are bound to nothing: about as many groups as a group has ranks.
-// Domains of fewer than 4 ranks join neighbours up to the same bound, in the NUMA node if they can,
-// else in the package, else anywhere. Where there still are more than 16 groups (or L / 16), larger
-// ones join likewise. `most`: in a group, instead of 8 or 16.
+// Puts each local rank (the index of `places`) in one group of at most kMostGroup ranks, of one
+// domain if possible: the ranks of a last-level cache within a NUMA node, whatever their numbers
+// are. Domains of many ranks are cut into equal runs of at most 8 ranks (16 on a node of more than
+// 64 ranks), and so are unbound ranks: there are about as many groups as ranks in a group. Domains
+// of fewer than 4 ranks are joined with neighbours up to the same bound: within the NUMA node if
+// possible, else within the package, else anywhere. If there are still more than 16 groups (or L /
+// 16), larger ones are joined likewise. `most`: bound for a group, instead of 8 or 16.
 RankGroups rank_groups(const std::vector<CpuPlace>& places, size_t most = 0);
 
 }  // namespace hsgd

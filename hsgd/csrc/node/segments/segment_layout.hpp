@@ -1,8 +1,8 @@
-// What lies in the shared segment that each rank owns.
+// SegmentLayout: the layout of the shared segment that each rank owns.
 //
-// Owns offsets and the shared structs: fixed width, no pointers, one writer per cache line but
-// where ranks count, claim or sleep; a change needs a new kVersion
-// (node/rendezvous/meeting_messages.hpp). Never touches memory.
+// Offsets and shared structs: fixed width, no pointers, one writer per cache line except for
+// counts, claims and doorbells. A change needs a new kVersion
+// (node/rendezvous/meeting_messages.hpp).
 //
 //   Control | cells: kCells x (header line + one-shot payload) | results: the same | in ring | out
 //   ring
@@ -23,84 +23,88 @@
 namespace hsgd {
 
 inline constexpr size_t kLine = 64;
-// Where the parts of a segment begin; within one mapping, so whatever pages the kernel has.
+// Alignment of the parts of a segment within one mapping, independent of the kernel's page size.
 inline constexpr size_t kPartUnit = 4096;
-// Cells are recycled every kCells collectives. A rank that fills the cell of collective n has seen
-// every header of n - 1, so everybody has finished n - 2: two would do; four keep neighbours'
-// prefetches off the live line.
+// Number of cells; they are reused every kCells collectives. A rank that fills the cell of
+// collective n has seen every header of n - 1, so all ranks have finished n - 2: two cells would be
+// enough; with four, prefetches of neighbouring lines do not touch the line in use.
 inline constexpr uint64_t kCells = 4;
 
 constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Steps (chunks) that the owner has finished, counted over the life of the communicator. One
-// writer: the owner.
+// Steps (chunks) that the owner has finished, counted over the life of the communicator. Only the
+// owner writes.
 struct alignas(kLine) Progress {
-  std::atomic<uint64_t> staged;     // own input of the step lies in the in ring
-  std::atomic<uint64_t> reduced;    // the sum of the own slice of the step can be gathered
-  std::atomic<uint64_t> exchanged;  // leaders only: own part of the step is summed over nodes
+  std::atomic<uint64_t> staged;     // the owner's input of the step lies in the in ring
+  std::atomic<uint64_t> reduced;    // the sum of the owner's slice of the step can be gathered
+  std::atomic<uint64_t> exchanged;  // leaders only: owner's part is summed over nodes
   std::atomic<uint64_t> gathered;   // the owner has read all it needs of the step
 };
 static_assert(sizeof(Progress) == kLine);
 
-// One per collective, recycled. `sequence` is stored last (release) and read first (acquire): a
+// Header of one collective; reused. `sequence` is stored last (release) and read first (acquire): a
 // reader that sees it sees the whole header and payload.
 struct alignas(kLine) CellHeader {
   static constexpr size_t kInlineBytes = 32;
   std::atomic<uint64_t> sequence;
   Signature signature;
-  // Result cells: hsgd_status of the collective as the leader saw it. Others: the ticks that the
-  // owner worked in the last collective whose cost is compared, see StoreChoice.
+  // In result cells: hsgd_status of the collective on the leader. In others: ticks that the owner
+  // worked in the last collective whose cost is compared, see StoreChoice.
   uint64_t note;
   std::byte payload[kInlineBytes];
 };
 static_assert(sizeof(CellHeader) == kLine);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Why the owner gave up; written once. `code` is stored last (release): who sees it sees the rest.
+// Why the owner gave up; written once. `code` is stored last (release): a reader that sees it sees
+// the rest.
 struct Failure {
   std::atomic<int32_t> code;  // hsgd_status; 0 while all is well
   int32_t rank;
-  uint64_t first_missed;  // the first collective without the owner
+  uint64_t first_missed;  // first collective without the owner
   char message[496];
 };
 
-// How the survivors of a group agree on who goes on; see node/segments/survivors.hpp.
+// State in which the survivors of a group agree which ranks continue; see
+// node/segments/survivors.hpp.
 struct alignas(kLine) Survival {
   static constexpr int kMostRanks = 1024;
-  // Local rank 0's only, changed by anybody by compare-and-swap: round, phase and who decided.
-  // Memory outlives its owner, so the ranks agree even when that one is dead.
+  // Local rank 0's only; any rank changes it by compare-and-swap: round, phase and the rank that
+  // decided. Memory outlives its owner, so the ranks agree even if that rank is dead.
   std::atomic<uint64_t> state;
-  // Local rank 0's only: 1 once a rank of the group has given up. Exchanged, so that one rank alone
+  // Local rank 0's only: 1 once a rank of the group has given up. Exchanged, so that only one rank
   // finds 0.
   std::atomic<uint32_t> gave_up;
-  // The owner's own: the round in which it came, and in which it had joined the new group, plus 1.
+  // Written by the owner: 1 + the round for which it came, and 1 + the round in which it joined the
+  // new group.
   alignas(kLine) std::atomic<uint64_t> came;
   std::atomic<uint64_t> joined;
   alignas(kLine) std::atomic<uint64_t> members[kMostRanks / 64];  // a bit for each local rank
-  std::atomic<uint64_t> meeting[4];                               // MeetingWords: where these meet
+  std::atomic<uint64_t> meeting[4];  // MeetingWords: where the members meet
 };
 
 struct alignas(kLine) Control {
   std::atomic<uint32_t> closed;  // the owner has destroyed its communicator
-  Cores cores;                   // what the owner may use
-  CpuPlace place;                // where that lies; unknown where ranks are not counted in groups
-  uint64_t meeting[4];           // local rank 0: MeetingWords of the next meeting
+  Cores cores;                   // cores that the owner may use
+  CpuPlace place;       // where these cores lie; unknown if ranks are not counted in groups
+  uint64_t meeting[4];  // local rank 0: MeetingWords of the next meeting
   alignas(kLine) Progress progress;
-  // Of a group's first rank: those of the group sleep on it, and count themselves there.
+  // In a group's first rank: the ranks of the group sleep on it and count themselves there.
   alignas(kLine) Doorbell bell;
   alignas(kLine) TreeNode tree;
-  // Local rank 0: the collective in which ranks of the node differ, as who counted last found out.
+  // Local rank 0: the collective in which ranks of the node differ, written by the rank that
+  // counted last.
   alignas(kLine) std::atomic<uint64_t> differ;
-  // Local rank 0: of the group, drawn at random before all meet. It lies here because neither this
-  // line nor that of `progress`, whose place counts, is larger for it.
+  // Local rank 0: id of the group, drawn at random before the ranks meet. It lies here because this
+  // line has room; the position of the line of `progress` must not change.
   uint64_t id;
-  // Counts the owner's looks at its peers while it waits: one that waits holds nobody up.
+  // Counts the owner's looks at its peers while it waits: a waiting rank delays no other rank.
   alignas(kLine) std::atomic<uint32_t> looks;
-  // Local rank 0: parts of collectives that are claimed, counted over the life of the communicator.
+  // Local rank 0: claimed parts of collectives, counted over the life of the communicator.
   alignas(kLine) std::atomic<uint64_t> claimed;
   alignas(kLine) std::atomic<uint64_t> finished;
   alignas(kLine) Failure failure;
-  // Why the owner leaves, if it says so, for errors; written before `closed`.
+  // Why the owner leaves, for error texts, or empty; written before `closed`.
   alignas(kLine) char leaving[4 * kLine];
   alignas(kLine) Survival survival;
   alignas(kLine) Label labels[kCells];
@@ -110,7 +114,7 @@ struct alignas(kLine) Control {
 class SegmentLayout {
  public:
   SegmentLayout() = default;
-  // `in_bytes` and `out_bytes`: one slot of the two rings.
+  // `in_bytes` and `out_bytes`: size of one slot of each ring.
   SegmentLayout(size_t oneshot_bytes, size_t in_bytes, size_t out_bytes, size_t slots)
       : cell_bytes_(kLine + round_up(oneshot_bytes, kLine)),
         in_bytes_(round_up(in_bytes, kPartUnit)),
@@ -129,7 +133,7 @@ class SegmentLayout {
   size_t out_slot(uint64_t step) const {
     return in_slot(0) + slots_ * in_bytes_ + step % slots_ * out_bytes_;
   }
-  // The out ring lies last, so that a rank that never writes one can do without.
+  // The out ring lies last, so that a rank that never writes one needs no memory for it.
   size_t bytes(bool with_out_ring) const {
     return out_slot(0) + (with_out_ring ? slots_ * out_bytes_ : 0);
   }

@@ -11,7 +11,7 @@ namespace {
 
 enum class Phase : uint64_t { kOpen = 0, kDecided = 1, kSettled = 2 };
 
-// The word that decides: number of the round, its phase, and who decided it.
+// Packs the word that decides: number of the round, its phase, and the rank that decided.
 constexpr uint64_t pack(uint64_t round, Phase phase, int decider) {
   return round << 32 | static_cast<uint64_t>(phase) << 16 | static_cast<uint64_t>(decider);
 }
@@ -23,8 +23,8 @@ constexpr uint64_t next_round(uint64_t state) {
   return pack(number_of(state) + 1, Phase::kOpen, 0);
 }
 
-// Who was decided upon in `state`, and where they meet. False when the state has changed meanwhile:
-// then the decider may have written anew.
+// Reads the members that `state` decided on, and where they meet. Returns false if the state has
+// changed meanwhile: then the decider may have written other members.
 bool read_members(const LocalGroup& local, uint64_t state, std::vector<int>* members,
                   MeetingWords* meeting = nullptr) {
   const Survival& decider = local.survival(decider_of(state));
@@ -36,8 +36,8 @@ bool read_members(const LocalGroup& local, uint64_t state, std::vector<int>* mem
   for (size_t i = 0; meeting != nullptr && i < meeting->size(); ++i) {
     (*meeting)[i] = decider.meeting[i].load(std::memory_order_relaxed);
   }
-  // Partner: decide(), whose stores follow a change of the state that it has seen. Forbids that the
-  // state is read before the members.
+  // Partner: decide(), which stores only after it has seen a change of the state. Keeps the state
+  // from being read before the members.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return local.survival(0).state.load() == state;
 }
@@ -115,7 +115,7 @@ void Regroup::go_on(const Make& make) {
       "shrink: the ranks could not form a new group; the last failure was: " + last_failure_);
 }
 
-// Says that this rank came, and waits for the others.
+// Writes that this rank came, and waits for the others.
 void Regroup::gather() {
   own().came.store(number_of(round_) + 1);
   local_.wake_all();
@@ -141,13 +141,13 @@ void Regroup::decide() {
     own().meeting[i].store(meeting[i], std::memory_order_relaxed);
   }
   HSGD_FAULT_POINT("shrink: about to decide");
-  // Partner: read_members(). Forbids that a decision is seen before its members. Only the first of
-  // a round succeeds.
+  // Partner: read_members(). A rank that sees the decision sees its members. Only the first
+  // decision of a round succeeds.
   move_to(pack(number_of(round_), Phase::kDecided, local_.rank()));
   HSGD_FAULT_POINT("shrink: decided");
 }
 
-// Makes the new group. True when all members have it.
+// Makes the new group. Returns true if all members have it.
 bool Regroup::take_part(const Make& make) {
   const uint64_t settled = pack(number_of(round_), Phase::kSettled, decider_of(round_));
   deadline_ = Deadline(timeout_s_);
@@ -161,7 +161,7 @@ bool Regroup::take_part(const Make& make) {
     wait_until([&] { return everybody_joined(); });
     move_to(settled);
   } catch (const Error& error) {
-    // What another member could not do, say for want of memory, is told in the new numbering.
+    // The failure of another member, such as out of memory, has its rank in the new numbering.
     const auto me = std::find(members_.begin(), members_.end(), local_.rank()) - members_.begin();
     const bool of_another = error.rank() >= 0 && error.rank() != me;
     const bool is_lost = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
@@ -174,7 +174,8 @@ bool Regroup::take_part(const Make& make) {
   return true;
 }
 
-// The others decided without this rank, but have no group yet: should they fail, it may come along.
+// Waits while the others, which decided without this rank, form a group. If they fail, this rank
+// may join the next round.
 void Regroup::stay_outside() {
   deadline_ = Deadline(timeout_s_);
   wait_until([&] {
@@ -184,7 +185,7 @@ void Regroup::stay_outside() {
   });
 }
 
-// This rank gives up: nobody is to wait for it.
+// Gives up: no rank needs to wait for this one.
 void Regroup::leave() {
   own().came.store(0);
   if (!members_.empty()) move_to(next_round(round_));
@@ -198,7 +199,7 @@ bool Regroup::move_to(uint64_t next) {
   return moved;
 }
 
-// Returns too when the phase is over.
+// Also returns if the phase is over.
 template <class Reached>
 void Regroup::wait_until(Reached&& reached) {
   constexpr int64_t kLongestSleepNs = 20'000'000;

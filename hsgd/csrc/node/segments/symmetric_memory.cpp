@@ -1,4 +1,4 @@
-// Making shared buffers and finding the one that an address lies in.
+// Makes shared buffers and finds the one in which an address lies.
 #include "node/segments/symmetric_memory.hpp"
 
 #include <unistd.h>
@@ -10,7 +10,7 @@ namespace hsgd {
 SharedBuffer::SharedBuffer(uint64_t id, int rank, const std::vector<int>& world_ranks, size_t bytes,
                            size_t available, const std::string& path, const Deadline& deadline)
     : id_(id), rank_(rank), memory_(rank, static_cast<int>(world_ranks.size()), bytes, bytes) {
-  constexpr size_t kSmall = 1 << 30;  // page tables of all ranks for more would fill much memory
+  constexpr size_t kSmall = 1 << 30;  // for more, page tables of all ranks would be too large
   Member self;
   self.pid = ::getpid();
   self.settings = bytes;

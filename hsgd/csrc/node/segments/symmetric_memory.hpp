@@ -1,8 +1,9 @@
-// Buffers of users that every rank of a node can reach: collectives on them need no staging.
+// SharedBuffer: a user's buffer that every rank of a node can reach; collectives on it need no
+// staging.
 //
-// Owns the shared buffers of one communicator and the question whether an address lies in one. A
-// buffer has a part for each rank, and all ranks of the node make it together; each gives its
-// mapping back when it likes. Never reads or writes the memory.
+// Also finds the buffer of a communicator in which an address lies. A buffer has a part for each
+// rank, and all ranks of the node make it together; each rank can free its mapping at any time.
+// Never reads or writes the memory.
 #ifndef HSGD_NODE_SEGMENTS_SYMMETRIC_MEMORY_HPP_
 #define HSGD_NODE_SEGMENTS_SYMMETRIC_MEMORY_HPP_
 
@@ -18,18 +19,17 @@
 
 namespace hsgd {
 
-// Where a rank's argument lies, as it travels in the cell of a collective.
+// Where a rank's argument lies, as sent in the cell of a collective.
 struct ArenaPlace {
-  uint64_t buffer;  // SharedBuffer::id(), 0: in private memory
+  uint64_t buffer;  // SharedBuffer::id(); 0: in private memory
   uint64_t offset;  // bytes from the beginning of the rank's own part
 };
 
 class SharedBuffer {
  public:
   // Collective over the ranks of the node, which meet at the abstract socket name `path`. `id` is
-  // above 0 and, like `bytes`, those of each rank, the same on all ranks. `available`: memory that
-  // was left before any rank began. `rank` and `world_ranks` as in meet(), which says what is
-  // thrown.
+  // above 0; `id` and `bytes` (per rank) are the same on all ranks. `available`: memory that was
+  // left before any rank began. `rank`, `world_ranks` and errors: see meet().
   SharedBuffer(uint64_t id, int rank, const std::vector<int>& world_ranks, size_t bytes,
                size_t available, const std::string& path, const Deadline& deadline);
   uint64_t id() const { return id_; }
@@ -47,11 +47,11 @@ class Arena {
  public:
   void add(const std::shared_ptr<SharedBuffer>& buffer);
   bool empty() const { return buffers_.empty(); }
-  // The buffer that holds all of [data, data + bytes), kept alive by the answer; nullptr: none.
+  // Returns the buffer that holds all of [data, data + bytes) and keeps it alive; nullptr: none.
   std::shared_ptr<SharedBuffer> find(const void* data, size_t bytes) const;
 
  private:
-  // By the address of the own part. Those that were given back stay until the next add().
+  // Buffers by the address of this rank's part. Freed buffers stay until the next add().
   std::map<const std::byte*, std::weak_ptr<SharedBuffer>> buffers_;
 };
 
