@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.multiprocessing
 
-import torch
 from harness import report
 from harness.layouts import JobLayout, read_layout
 from harness.stopping import Stopped, keeping

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from harness import report
 from harness.stopping import keeping
 from hsgd.errors import LaunchError

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
-import torch
 from harness import report
 from harness.peers import PeerMissing, timm_lars_file
 from harness.steps import bert, resnet50

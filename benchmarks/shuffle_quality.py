@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from hsgd.io import PartitionedLoader, ReadOptions, convert_to_slabs
 
-import torch
 from harness import report, stopping
 
 __all__ = ["Models", "digits", "entropies", "extend", "main"]

@@ -27,15 +27,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from hsgd.io import PartitionedLoader
+from torch import nn
 from torch.nn import functional
 from tqdm import tqdm
 
-import torch
 from hsgd.errors import DataError
 from hsgd.metrics import Counters, interposer_counters
 from hsgd.optim import LARS
-from torch import nn
 
 # Your own script has one line here: `import horovod.torch as hvd`, or `import hsgd.torch as hvd`.
 api = argparse.ArgumentParser(add_help=False)

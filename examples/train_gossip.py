@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 
+import torch
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.nn import functional
 
 import hsgd
 import hsgd.world
-import torch
 from hsgd.optim import Budget, Gossip
-from torch import nn
 
 
 def main() -> None:

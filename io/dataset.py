@@ -11,9 +11,8 @@ from .loader import PartitionedLoader
 from .rank_here import rank_here
 
 if TYPE_CHECKING:
-    from torch.utils.data import IterableDataset, get_worker_info
-
     import torch
+    from torch.utils.data import IterableDataset, get_worker_info
 else:
     # hsgd.io imports this module, and with it torch, only for PartitionedDataset.
     torch, torch_data = import_module("torch"), import_module("torch.utils.data")

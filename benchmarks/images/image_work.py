@@ -125,10 +125,9 @@ def by_opencv(data: bytes, case: Case, random: Random) -> np.ndarray:
 
 def by_torchvision(data: bytes, case: Case, random: Random) -> np.ndarray:
     """torchvision's decoder, which cannot reduce, and its scaling."""
+    import torch
     from torchvision.io import decode_jpeg
     from torchvision.transforms.v2.functional import resized_crop
-
-    import torch
 
     pixels: Any = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     part = choose(pixels.shape[2], pixels.shape[1], case, random)

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from hsgd import Comm
 from hsgd.optim import ElasticAveraging
 from studies.gossip_simulation import CLASSES, HIDDEN, PIXELS, TRAIN, digits
-from torch import Tensor, nn
 
 __all__ = ["METHODS", "best_rate", "study"]
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import nn
 from torch.nn import functional
 
-import torch
 from hsgd.optim import RelativeChange
 from hsgd.optim.flat_vectors import Flattened
-from torch import nn
 
 __all__ = ["measure", "ratios"]
 

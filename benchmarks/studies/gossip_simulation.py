@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from hsgd.optim.gossip.topology import Topology
 from hsgd.optim.triggers.communication_triggers import Trigger
-from torch import Tensor
 
 __all__ = ["SHARDS", "Case", "Outcome", "Way", "digits", "shards", "simulate"]
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+
 from harness import report
 from hsgd.optim.triggers.communication_triggers import (
     Budget,

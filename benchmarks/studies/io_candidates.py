@@ -138,9 +138,8 @@ def _h5py_slabs(kind: str) -> Callable[[DataSet, int, int, int], Batches]:
 
 def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        from torch.utils.data import DataLoader, Dataset, Subset
-
         import torch
+        from torch.utils.data import DataLoader, Dataset, Subset
 
         class Rows(Dataset[Any]):
             rows: h5py.Dataset | None = None
@@ -165,9 +164,8 @@ def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
 
 
 def _webdataset(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    import webdataset
-
     import torch
+    import webdataset
 
     shards = [str(path) for path in data.files("tar")]
     own = shards[rank::ranks] or shards[:1]

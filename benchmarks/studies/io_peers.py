@@ -61,7 +61,6 @@ def _mapped(data: DataSet) -> np.memmap[Any, Any]:
 def pyfive_fancy(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Batches of sorted rows."""
     import pyfive
-
     import torch
 
     order = _order(data.count, rank, ranks, epoch)
@@ -74,7 +73,6 @@ def pyfive_fancy(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 def pyfive_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Views of the mapped file: pyfive copies nothing where rows lie one after another."""
     import pyfive
-
     import torch
 
     start, stop = part(data.count, rank, ranks)
@@ -209,7 +207,6 @@ def grain_batches(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     threads, as Grain advises for what lies in memory.
     """
     import grain
-
     import torch
 
     mapped = _mapped(data)
@@ -222,7 +219,6 @@ def grain_batches(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 def grain_records(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its own format, ArrayRecord, read by its threads."""
     import grain
-
     import torch
 
     source = grain.sources.ArrayRecordDataSource(str(data.folder / "records"))
@@ -236,7 +232,6 @@ def grain_records(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 def grain_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its threads copy ranges of 4 MiB out of the mapped file."""
     import grain
-
     import torch
 
     start, stop = part(data.count, rank, ranks)

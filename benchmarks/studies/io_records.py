@@ -215,9 +215,8 @@ def _table_h5py(folder: Path, batch: int, epoch: int) -> Batches:
 
 
 def _table_parquet(folder: Path, batch: int, epoch: int) -> Batches:
-    from pyarrow import parquet
-
     import torch
+    from pyarrow import parquet
 
     for found in parquet.ParquetFile(folder / "table.parquet").iter_batches(batch):
         yield [torch.from_numpy(column.to_numpy().copy()) for column in found.columns]

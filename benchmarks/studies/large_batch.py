@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
-import torch
 from harness import report
 from harness.stopping import keeping
 from hsgd.optim import LARS, WarmupPolynomialLR

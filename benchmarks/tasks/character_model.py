@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from torch.nn import functional
-
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 __all__ = ["CONTEXT", "CharacterModel", "CharacterTask", "Text"]
 

@@ -10,10 +10,10 @@ import functools
 from typing import ClassVar
 
 import numpy as np
-
 import torch
-from studies.gossip_simulation import digits, shards
 from torch import Tensor, nn
+
+from studies.gossip_simulation import digits, shards
 
 __all__ = ["SkewedDigits"]
 

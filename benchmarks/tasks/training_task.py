@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from tasks.character_model import CharacterTask
 from tasks.skewed_digits import SkewedDigits
-from torch import Tensor, nn
 
 __all__ = ["TASKS", "Batch", "TrainingTask", "loss_of"]
 

@@ -149,10 +149,9 @@ class _Mpi4py(Binding):
 
 class _Gloo(Binding):
     def __init__(self, folder: str) -> None:
+        import torch
         import torch.distributed as dist
         from mpi4py import MPI
-
-        import torch
 
         self.dist, self.tensor = dist, torch.from_numpy
         if not dist.is_initialized():
@@ -241,9 +240,8 @@ class _Vllm(_Gloo):
     """What vLLM's communicator for CPUs calls where all ranks share a node."""
 
     def __init__(self, folder: str) -> None:
-        from mpi4py import MPI
-
         import torch
+        from mpi4py import MPI
 
         world = MPI.COMM_WORLD
         torch.ops.load_library(os.environ["VLLM_LIBRARY"])
@@ -273,8 +271,9 @@ class _HsgdOperator(Binding):
     """Without the wrappers: what a compiled program calls."""
 
     def __init__(self, folder: str) -> None:
-        import hsgd
         import torch
+
+        import hsgd
         from hsgd import operators
 
         self.comm, self.tensor = hsgd.Comm(), torch.from_numpy
@@ -340,6 +339,7 @@ class _HorovodPlugin(_Horovod):
     def _prove(self) -> None:
         """Never measure plain Horovod under this name; collective."""
         import torch
+
         from hsgd.config import Config
         from hsgd.metrics import interposer_collectives
 

@@ -15,11 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hsgd.c10d
-import torch
 from lars import MODELS, Shapes
 
 __all__ = ["work"]

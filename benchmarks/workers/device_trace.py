@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-import torch
 from hsgd import Comm
-from torch import nn
 
 __all__ = ["lane_of", "traced_step"]
 

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from harness.pattern import Pattern
 from hsgd import Comm
 from hsgd.config import Config
-from torch import Tensor
 from workers.device_trace import traced_step
 
 __all__: list[str] = []

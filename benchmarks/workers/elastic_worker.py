@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import torch
+from torch import nn
+
 from harness.shapes import MODELS
 from hsgd import Comm, ParameterBox
 from hsgd.optim import ElasticAveraging
 from studies.elastic_study import METHODS, study
-from torch import nn
 from workers.plain_tcp import PlainTcp
 
 __all__: list[str] = []

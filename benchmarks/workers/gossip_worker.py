@@ -13,14 +13,14 @@ import time
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 from torch.nn import functional
 
-import torch
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import Budget, FixedPeriod, Gossip, RelativeChange
 from studies.gossip_simulation import digits, shards
-from torch import nn
 
 __all__ = ["WAYS"]
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from mpi4py import MPI
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from hsgd import Comm
 from hsgd.optim import NotifiedTree
-from torch import Tensor, nn
 
 __all__: list[str] = []
 

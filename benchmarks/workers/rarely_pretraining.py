@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+
 from tasks.character_model import CharacterTask
 from tasks.training_task import loss_of
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 import hsgd.torch as hvd
-import torch
 from hsgd import Comm
 from hsgd.optim import Budget, DiLoCo, ElasticAveraging, FixedPeriod, Gossip, Nesterov, TopK
 from hsgd.optim.flat_vectors import values_kept
-from torch import Tensor, nn
 
 __all__ = [
     "BASE",

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 import hsgd.torch as hvd
-import torch
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import DiLoCo
 from tasks.training_task import TASKS, Batch, TrainingTask, loss_of
-from torch import nn
 from workers.rarely_ways import BASE, EAGER, NEEDS_GLOO, OUTER, WAYS, as_saved, meet
 
 __all__: list[str] = []

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import nn
 from torch.nn import functional
 
 import hsgd.torch as hvd
-import torch
 from hsgd.jobs.environment.launcher_variables import AGENT_ROUND
-from torch import nn
 
 __all__ = ["TASKS", "Task", "main"]
 

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpi4py import MPI
-
 import torch
-from harness import steps
+from mpi4py import MPI
 from torch import Tensor, nn
+
+from harness import steps
 from workers.training_limit import Link, Transfer
 
 __all__: list[str] = []

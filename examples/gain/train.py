@@ -17,11 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import horovod.torch as hvd
-from sklearn.datasets import load_digits
-from torch.nn import functional
-
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn import functional
 
 TRAIN_IMAGES = 1437  # of 1797
 GLOBAL_BATCH = 96

@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 from hsgd.io import PartitionedLoader, convert_to_slabs
-from torch.nn import functional
-
-import torch
 from torch import nn
+from torch.nn import functional
 
 
 def train(accelerator: Accelerator, folder: Path, steps: int, begin: int = 0) -> list[float]:

@@ -12,15 +12,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-
-import torch
-from torch import nn
 
 
 def build_model() -> nn.Sequential:

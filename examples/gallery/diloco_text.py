@@ -13,11 +13,11 @@ import argparse
 import os
 from pathlib import Path
 
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 import hsgd.torch as hvd
-import torch
-from torch import Tensor, nn
 
 CONTEXT, EVERY = 64, 10
 

@@ -14,12 +14,12 @@ import signal
 import time
 from pathlib import Path
 
+import torch
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.nn import functional
 
 import hsgd.torch as hvd
-import torch
-from torch import nn
 
 COMMIT_EVERY = 5
 

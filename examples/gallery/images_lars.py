@@ -13,15 +13,15 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import torch
 from hsgd.io import PartitionedLoader, convert_to_slabs, images
 from PIL import Image
 from sklearn.datasets import load_digits
+from torch import Tensor, nn
 from torch.nn import functional
 
 import hsgd.torch as hvd
-import torch
 from hsgd.optim import LARS
-from torch import Tensor, nn
 
 SIDE, TESTED = 24, 297
 

@@ -13,13 +13,12 @@ import os
 from pathlib import Path
 
 import pytorch_lightning as pl
+import torch
 from hsgd.io import PartitionedLoader, convert_to_slabs
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import DDPStrategy
-from torch.nn import functional
-
-import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import GradBucket
-
 import torch
+from torch._C._distributed_c10d import GradBucket
 
 if TYPE_CHECKING:
     from types import FrameType

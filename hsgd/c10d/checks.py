@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import torch.distributed as dist
-
 import torch
-from hsgd.c10d import dtypes
+import torch.distributed as dist
 from torch import Tensor
+
+from hsgd.c10d import dtypes
 
 __all__ = ["alike", "apart", "elements", "parts", "reducible", "size"]
 

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
@@ -24,7 +26,6 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-import torch
 from hsgd.c10d import NAME, checks, dtypes, flat, routes, torch_versions
 from hsgd.c10d.backward import Backward
 from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
@@ -38,7 +39,6 @@ from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.work import HsgdWork, Worker
 from hsgd.config import Config
 from hsgd.errors import HsgdError, SignatureMismatch
-from torch import Tensor
 
 __all__ = ["Collectives"]
 

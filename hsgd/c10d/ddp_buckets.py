@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import torch
 from hsgd import _native
 from hsgd.comm.communicator import Comm
 from hsgd.errors import SharedMemoryError
-from torch import Tensor
 
 __all__ = ["SharedBuckets", "is_called_by_autograd"]
 

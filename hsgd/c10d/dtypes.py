@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-
 import torch
+import torch.distributed as dist
 
 __all__ = ["BITWISE", "Lens", "as_bytes", "bitwise", "flat", "put_back", "reducing"]
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from hsgd.c10d import dtypes
 from torch import Tensor
+
+from hsgd.c10d import dtypes
 
 __all__ = ["allgather", "alltoall", "gather", "reduce", "reduce_scatter", "split_into"]
 

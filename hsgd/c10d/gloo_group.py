@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.diagnostics.call_counts import CallCounts
 from hsgd.c10d.routes import by_device
-from torch import Tensor
 
 __all__ = ["GlooGroup"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
@@ -17,8 +18,6 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
-
-import torch
 
 __all__ = ["usual"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-import torch
 from hsgd.c10d import torch_versions
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.jobs.stores.board import Board

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch._C._distributed_c10d import BarrierOptions
 
-import torch
 from hsgd.c10d import NAME, torch_versions
 from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.devices.accelerators import Accelerators
@@ -18,7 +19,6 @@ from hsgd.c10d.routes import by_device
 from hsgd.config import Config
 from hsgd.errors import HsgdError
 from hsgd.optim.replicas.guarded_ddp import guard_all
-from torch import Tensor
 
 __all__ = ["HsgdProcessGroup"]
 

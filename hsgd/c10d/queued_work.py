@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
-import torch
 from hsgd.c10d.diagnostics import tracing
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.work import HsgdWork, Worker, unfinished

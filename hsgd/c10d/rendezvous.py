@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from torch import distributed
+
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.comm.communicator import Comm
 from hsgd.comm.connect.mpi_calls import communicator_of
@@ -13,7 +15,6 @@ from hsgd.errors import HsgdError, LaunchError
 from hsgd.jobs.environment import launcher_variables
 from hsgd.jobs.environment.launched_once import launched_once
 from hsgd.jobs.stores.board import Board
-from torch import distributed
 
 __all__ = ["meet", "open_board"]
 

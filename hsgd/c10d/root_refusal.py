@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+
 from hsgd.c10d.work import HsgdWork, Worker
 from hsgd.errors import HsgdError, SignatureMismatch
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch import Tensor
+
 from hsgd.c10d import overloads
 from hsgd.c10d.diagnostics import tracing
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.queued_work import QueuedWork
 from hsgd.errors import HsgdError
-from torch import Tensor
 
 if TYPE_CHECKING:
     from hsgd.c10d.collectives import Collectives

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
-import torch
 from hsgd.errors import LaunchError
 
 __all__ = ["blocking_returns_none", "gloo_device", "is_blocking", "make_blocking", "refuse_old"]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-import torch
 from hsgd.c10d.diagnostics import tracing
 from hsgd.errors import CollectiveTimeout, HsgdError
 

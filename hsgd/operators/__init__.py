@@ -26,11 +26,12 @@ import weakref
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm, Op
 from hsgd.errors import HsgdError
 from hsgd.operators import kernels, schemas
 from hsgd.operators.gradients import Allgather, Allreduce, ReduceScatter
-from torch import Tensor
 
 __all__ = [
     "Group",

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hsgd.operators.schemas import ops
 from torch import Tensor
+
+from hsgd.operators.schemas import ops
 
 __all__ = ["Allgather", "Allreduce", "ReduceScatter"]
 

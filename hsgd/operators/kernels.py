@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from hsgd.errors import HsgdError
 from torch import Tensor
+
+from hsgd.errors import HsgdError
 
 if TYPE_CHECKING:
     from hsgd.comm.communicator import Comm, Op

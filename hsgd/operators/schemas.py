@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import torch
 import torch.fx
 
-import torch
 from hsgd.operators import kernels
 
 __all__ = ["define", "ops"]

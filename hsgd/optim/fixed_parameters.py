@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from hsgd.optim.layouts import named_tensors
-from torch import Tensor, nn
 
 __all__ = ["FixedParameters"]
 

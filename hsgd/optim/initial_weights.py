@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-from hsgd.comm.communicator import Comm
 from torch import Tensor, nn
+
+from hsgd.comm.communicator import Comm
 
 __all__ = ["broadcast_initial", "broadcast_values"]
 

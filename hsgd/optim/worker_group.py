@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, ReplicasDiffer
 from hsgd.optim.flat_vectors import joined, views_of
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
-from torch import Tensor
 
 __all__ = ["WorkerGroup"]
 

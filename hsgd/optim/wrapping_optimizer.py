@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar
 
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from typing_extensions import Self
 
 from hsgd.errors import ClosedError
-from torch import Tensor, nn
 
 __all__ = ["WrappingOptimizer", "check_choice", "tensors_of"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import grouped_allreduce
@@ -13,7 +15,6 @@ from hsgd.torch.exceptions import core_errors_as_horovods
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.operations.reductions import ADASUM
-from torch import Tensor
 
 __all__ = ["AdasumDistributed"]
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-import torch
 from hsgd.errors import MissingExtra
 from hsgd.optim.node_shared.node_shared_optimizer import NodeSharedOptimizer
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
@@ -20,7 +21,6 @@ from hsgd.torch.collectives.submission import synchronize
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.optimizer import Distributed
-from torch import Tensor
 
 __all__ = [
     "allgather_object",

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 import torch
+from torch import Tensor
+
 from hsgd.config import Config
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.adasum_optimizer import AdasumDistributed
@@ -30,7 +32,6 @@ from hsgd.torch.strategy_table import (
     share_optimizer,
     start_strategy,
 )
-from torch import Tensor
 
 __all__ = ["Distributed", "DistributedOptimizer"]
 

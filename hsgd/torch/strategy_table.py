@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from hsgd.comm.communicator import Comm
@@ -23,7 +24,6 @@ from hsgd.torch.exceptions import core_errors_as_horovods
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import global_process_set
 from hsgd.torch.operations.reductions import AVERAGE
-from torch import Tensor, nn
 
 __all__ = [
     "BUCKET_CAP_MB",

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-import torch
 from hsgd.torch.collectives.allgather import allgather
 from hsgd.torch.collectives.allreduce import allreduce
 from hsgd.torch.job import horovod_path, runtime
 from hsgd.torch.operations.reductions import SUM
-from torch import Tensor
 
 __all__ = ["SyncBatchNorm"]
 

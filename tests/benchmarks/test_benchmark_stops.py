@@ -14,11 +14,12 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
+import torch
+
 import ddp
 import gossip
 import lars
 import node_shared
-import torch
 import training
 from harness import stopping
 from studies import gossip_cost, gossip_links, large_batch

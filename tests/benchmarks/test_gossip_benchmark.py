@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch.nn import functional
 
-import torch
 from hsgd.optim import FixedPeriod, RelativeChange
 from studies import gossip_links, gossip_simulation, gossip_study
 from studies.gossip_simulation import SHARDS, Case, Way, digits, shards, simulate

@@ -13,10 +13,10 @@ from typing import Any
 
 import h5py
 import pytest
+import torch
 
 import io_throughput
 import shuffle_quality
-import torch
 from images import image_loaders
 from studies import io_files, io_packages
 from studies.io_candidates import CANDIDATES

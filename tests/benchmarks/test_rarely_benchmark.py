@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import rarely
-import torch
 from tasks.skewed_digits import SkewedDigits
 from toolkit.processes import run_marked
 

@@ -11,11 +11,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 
 import hsgd.c10d
-import torch
 from hsgd.c10d import torch_versions
 
 __all__ = [

@@ -16,9 +16,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
-import torch
 from backend_programs import (
     LIMIT,
     group,

@@ -8,9 +8,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
-import torch
 from backend_programs import group, not_in_torch_2_7
 from hsgd.c10d.collectives import Collectives
 from ranks import Ranks, Seat

@@ -6,10 +6,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GatherOptions
 
-import torch
 from backend_programs import (
     COLLECTIVES,
     group,

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from backend_programs import group, not_in_torch_2_7
 from gloo_reference import over_gloo
 from ranks import Ranks, Seat
-from torch import nn
 
 __all__: list[str] = []
 

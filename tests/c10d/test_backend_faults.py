@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
-import torch
 from backend_programs import group, made
 from ranks import Ranks, Seat
 

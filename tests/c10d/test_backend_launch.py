@@ -36,9 +36,8 @@ def torchrun(*options: str, case: str) -> list[str]:
 
 def program(case: str) -> None:
     """One rank of a job. Nothing of hsgd is imported before torch knows the backend."""
-    import torch.distributed as dist
-
     import torch
+    import torch.distributed as dist
 
     limit = __import__("datetime").timedelta(seconds=60)
     dist.init_process_group("hsgd", timeout=limit)
@@ -72,9 +71,8 @@ def program(case: str) -> None:
 
 def lost(rank: int, size: int, case: str) -> None:
     """The last rank dies, or ends by an exception; the others say what they see."""
-    import torch.distributed as dist
-
     import torch
+    import torch.distributed as dist
 
     dist.barrier()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends the others before they see it

@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
-import torch
 from backend_programs import COLLECTIVES
 from hsgd.c10d.devices import device_collectives
 from ranks import Ranks, Seat

@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-import torch
 from backend_programs import group, register_standin, run_collectives
 from ranks import Ranks, Seat
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional
 
-import torch
 from backend_programs import group, not_in_torch_2_7
 from hsgd import CollectiveTimeout, HsgdError, PeerLost, SignatureMismatch
 from hsgd.c10d.queued_work import QueuedWork

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
-import torch
 from backend_programs import not_in_torch_2_7
 from site_copy import installed_environ
 from toolkit.processes import run_marked

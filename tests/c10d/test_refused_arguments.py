@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GatherOptions, ScatterOptions
 
-import torch
 from backend_programs import group
 from ranks import Ranks, Seat
 

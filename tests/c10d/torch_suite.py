@@ -69,13 +69,13 @@ def _run_here(names: Collection[str]) -> int:
     """Run them over the backend of the environment, and tell the outcomes."""
     import unittest
 
+    import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.distributed_test import (
         DistributedTest,
         TestDistBackend,
     )
 
-    import torch
     from hsgd.c10d import as_gloo
 
     class TestsOfTorch(TestDistBackend, DistributedTest._DistTestBase):  # type: ignore[misc]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torch
 from block_programs import wrong_results
 from hsgd import Comm, SignatureMismatch
 from hsgd.comm.communicator import DTYPES, OPS

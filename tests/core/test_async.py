@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torch
 from hsgd import CollectiveTimeout, Comm, HsgdError, PeerLost, SignatureMismatch
 from hsgd.config import Config
 from outcomes import outcomes_of

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torch
 from hsgd import Comm, HsgdError
 from hsgd.comm.communicator import OPS
 from hsgd.config import Config

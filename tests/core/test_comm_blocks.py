@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+
 from block_programs import wrong_results
 from hsgd import Comm, HsgdError, SignatureMismatch
 from hsgd.config import Config

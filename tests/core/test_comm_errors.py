@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+
 from hsgd import CollectiveTimeout, Comm, HsgdError, PeerLost, SignatureMismatch
 from hsgd.config import Config
 from ranks import PATIENT, Outcome, Ranks, Seat, meeting_point

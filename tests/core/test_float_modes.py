@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-
 import torch
+
 from hsgd import Comm
 from hsgd.optim import LARS
 from ranks import PATIENT, Ranks, Seat, meeting_point

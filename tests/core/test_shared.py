@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+
 from hsgd import Comm, SignatureMismatch
 from hsgd.errors import SharedMemoryError
 from ranks import PATIENT, Ranks, Seat, meeting_point

@@ -245,9 +245,8 @@ def main() -> None:
     if not words:
         {"caught": run_caught, "uncaught": run_uncaught}[case](rank)
         return
-    from mpi4py import MPI
-
     import torch  # noqa: F401  so that no rank comes late to the call
+    from mpi4py import MPI
 
     folder = Path(words[0])
     os.environ.update(MASTER_ADDR="node1", MASTER_PORT="29731", HSGD_TIMEOUT_S=str(TIMEOUT_S))

@@ -72,6 +72,7 @@ def boxes(comm: Comm) -> None:
 
 def parameters(comm: Comm) -> None:
     import torch
+
     from hsgd.optim import NodeSharedOptimizer, share_parameters
 
     torch.manual_seed(0)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, ReadOptions
-
 import torch
+from hsgd.io import PartitionedLoader, ReadOptions
+from torch import Tensor
+
 from hdf5_samples import arrays_of, make_slabs
 from hsgd import Comm
 from hsgd.config import Config
 from places import Place
 from ranks import Seat
-from torch import Tensor
 
 __all__ = ["moved_batches", "pinned_batches", "with_cupy", "with_numba"]
 

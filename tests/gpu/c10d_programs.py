@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import warnings
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-import torch
 from backend_programs import COLLECTIVES, group
 from cuda_training import difference, new_model, sgd, train, trained_alone
 from places import Place
 from ranks import Seat
-from torch import Tensor, nn
 
 __all__ = ["all_collectives", "no_waits_of_groups", "train_with_ddp", "train_with_fsdp"]
 

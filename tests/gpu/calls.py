@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hsgd import Comm
 from torch import Tensor
+
+from hsgd import Comm
 
 __all__ = ["DTYPES", "KINDS", "Call", "Started"]
 

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import torch
+
 from calls import DTYPES, KINDS, Call, Started
 from hsgd import Comm
 from hsgd.comm.connect import own_node, tcp_meeting

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from torch.nn import functional
-
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 __all__ = ["Optimizers", "batch", "difference", "new_model", "sgd", "train", "trained_alone"]
 

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+
 from hsgd import Comm, _native
 from hsgd.errors import HsgdError
 

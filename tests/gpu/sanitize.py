@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import core_programs
 import torch
+
+import core_programs
 import torch_programs
 from places import Place, why_not_cuda
 from ranks import Seat, meeting_point

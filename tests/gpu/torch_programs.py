@@ -6,14 +6,14 @@ Owns nothing: parameters are compared with those of one rank on the CPU.
 
 from __future__ import annotations
 
+import torch
+from torch import nn
 from torch.nn import functional
 
-import torch
 from cuda_training import Optimizers, batch, difference, new_model, sgd, train, trained_alone
 from hsgd.optim import LAMB, LARS
 from places import Place
 from ranks import Seat
-from torch import nn
 from torch_job import job
 
 __all__ = [

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from functorch.compile import make_boxed_func
+from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
-import torch
 from hsgd import Comm, HsgdError, operators
 from hsgd.operators import Group, kernels
 from ranks import PATIENT, Ranks, Seat, meeting_point
-from torch import Tensor
 
 __all__: list[str] = []
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+
 from hsgd import Comm, HsgdError, operators
 from hsgd.config import Config
 from hsgd.operators import Group, kernels

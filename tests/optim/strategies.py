@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from hsgd import Comm
 from hsgd.optim import (
     DiLoCo,
@@ -16,7 +18,6 @@ from hsgd.optim import (
     NotifiedTree,
     share_parameters,
 )
-from torch import nn
 
 __all__ = ["STRATEGIES", "Maker"]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 import torch
+from torch import nn
+
 from outcomes import told_by
 from ranks import Ranks, Seat, meeting_point
 from strategies import STRATEGIES
-from torch import nn
 
 __all__: list[str] = []
 

@@ -7,13 +7,13 @@ import threading
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import holdings
-import torch
 from hsgd import Comm, HsgdError
 from hsgd.optim import Gossip
 from ranks import Ranks, Seat, meeting_point
-from torch import nn
 from torch_job import job
 
 __all__: list[str] = []

@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-
 from worked_changes import PATCHES, changed_files
 
 __all__: list[str] = []

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from worked_changes import PATCHES, ROOT, added_tests, changed_files
 
 __all__: list[str] = []

@@ -222,9 +222,8 @@ def do_wait_in_torch(seat: Seat, path: str) -> tuple[str, str]:
     """In a process group, whose works are run by a thread of hsgd's."""
     from datetime import timedelta
 
-    import torch.distributed as dist
-
     import torch
+    import torch.distributed as dist
 
     store = dist.FileStore(path, 2)
     dist.init_process_group(

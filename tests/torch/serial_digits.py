@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torch.nn import functional
-
 import torch
+from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import train_digits

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-
 import torch
-from ranks import Ranks, Seat, meeting_point
 from torch import Tensor, nn
+
+from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 
 __all__: list[str] = []

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+
 from hsgd.comm.timeline import ROWS, Timeline, summarize
 from hsgd.errors import DataError
 from ranks import Ranks, Seat, meeting_point

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import torch
 from hsgd.config import Config
 from hsgd.torch.job import runtime
 from ranks import Ranks, Seat, meeting_point

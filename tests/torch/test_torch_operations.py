@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 import torch
+from torch import nn
+
 from hsgd.optim import LARS
 from ranks import Ranks, Seat, meeting_point
-from torch import nn
 from torch_job import job
 
 __all__: list[str] = []

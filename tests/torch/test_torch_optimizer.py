@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from ranks import Ranks, Seat, meeting_point
-from torch import Tensor, nn
 from torch_job import job
 
 __all__: list[str] = []

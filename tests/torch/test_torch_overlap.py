@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 import torch
+from torch import nn
+
 from hsgd import Comm
 from hsgd.torch.gradients.overlap import Overlap, OverlapChoice
 from ranks import PATIENT, Ranks, Seat, meeting_point
-from torch import nn
 from torch_job import job
 
 __all__: list[str] = []

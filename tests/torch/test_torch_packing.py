@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
 import torch
-from hsgd.torch.gradients.packing import HOT_COUNT, Packing
 from torch import Tensor
+
+from hsgd.torch.gradients.packing import HOT_COUNT, Packing
 
 __all__: list[str] = []
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor, nn
+
 from hsgd import Comm, PeerLost
 from ranks import PATIENT, Ranks, Seat, meeting_point
 from test_torch_join import LR, loss_of, made, net, weights
-from torch import Tensor, nn
 from torch_job import job
 
 __all__: list[str] = []

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hsgd.io import convert_to_slabs
-
 import torch
+from hsgd.io import convert_to_slabs
+from torch import Tensor
+
 from hsgd.metrics import Counters
 from tiers import short_form
 from toolkit.cluster import Cluster
-from torch import Tensor
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "examples" / "train_digits.py"

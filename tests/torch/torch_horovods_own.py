@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import hsgd.torch as hvd
 import torch
+
+import hsgd.torch as hvd
 
 __all__: list[str] = []
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import hsgd.torch as ours
 import torch
 from torch import Tensor
+
+import hsgd.torch as ours
 
 __all__: list[str] = []
 

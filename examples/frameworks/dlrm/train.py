@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+import torch
 import torch.distributed as dist
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
@@ -16,7 +17,6 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.types import ShardingType
 from torchrec.models.dlrm import DLRM, DLRMTrain
 
-import torch
 from record import Record
 
 BATCH = 128

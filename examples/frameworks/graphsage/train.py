@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+import torch
 import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -17,7 +18,6 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import FakeDataset
 from torch_geometric.nn import GraphSAGE
 
-import torch
 from record import Record
 
 BATCH = 32

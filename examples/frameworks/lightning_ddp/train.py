@@ -9,11 +9,11 @@ import argparse
 import os
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-import torch
 from record import Record
 
 BATCH = 8

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import ray
 import ray.train
+import torch
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 from torch.nn import functional
 
-import torch
 from record import Record
 from stdlib_text import stdlib_text
 

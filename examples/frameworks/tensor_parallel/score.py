@@ -12,11 +12,11 @@ import argparse
 import os
 import tempfile
 
+import torch
 import torch.distributed as dist
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, set_seed
 
-import torch
 from record import Record
 from stdlib_text import stdlib_text
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 
+import torch
 from torch.utils.data import Dataset
 from transformers import (
     BertConfig,
@@ -19,7 +20,6 @@ from transformers import (
     set_seed,
 )
 
-import torch
 from record import Record
 from stdlib_text import stdlib_text
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-import torch
 from hsgd.c10d import NAME
 
 __all__ = ["Accelerators"]

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from hsgd.base.codes import OP_CODES
 from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.comm.communicator import Comm
 from hsgd.comm.device.device_comm import DeviceComm
 from hsgd.errors import HsgdError
-from torch import Tensor
 
 __all__ = ["DeviceCollectives", "DeviceWork"]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 import torch
-from hsgd.c10d.point_to_point import PointToPoint
+import torch.distributed as dist
 from torch import Tensor
+
+from hsgd.c10d.point_to_point import PointToPoint
 
 __all__ = ["DeviceMessages"]
 

@@ -13,13 +13,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C import _distributed_c10d
 
-import torch
 from hsgd.c10d import NAME
 from hsgd.errors import CollectiveTimeout, PeerLost
-from torch import Tensor
 
 __all__ = ["FlightRecorder", "is_wanted", "name_backend"]
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch._C._autograd import _profiler_enabled, _record_function_with_args_enter
 from torch.profiler import record_function
 
-import torch
 from hsgd.c10d import NAME
 
 __all__ = ["begin", "end", "is_on", "waiting"]

@@ -88,9 +88,8 @@ def open_store(host: str, port: int, timeout_s: float) -> Any:
 
 def serve_store(host: str, listening: socket.socket, timeout_s: float = 300.0) -> Any:
     """Serve a store of torch.distributed at a socket, which it takes over; local."""
-    import torch.distributed
-
     import torch
+    import torch.distributed
 
     dist: Any = torch.distributed
     port = listening.getsockname()[1]

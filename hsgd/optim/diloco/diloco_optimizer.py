@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-import torch
 from hsgd.errors import HsgdError
 from hsgd.optim.diloco.diloco_metrics import DiLoCoMetrics
 from hsgd.optim.diloco.exchanges_under_way import ExchangesUnderWay
@@ -51,7 +52,6 @@ from hsgd.optim.layouts import layout_terms
 from hsgd.optim.optimizer_ranks import refusals_told
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.optim.worker_group import WorkerGroup
-from torch import Tensor, nn
 
 __all__ = ["DiLoCo"]
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.errors import ReplicasDiffer
 from hsgd.optim.background_thread import BackgroundThread
 from hsgd.optim.diloco.diloco_metrics import DiLoCoMetrics
 from hsgd.optim.diloco.pseudo_gradient_exchange import Exchange
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
-from torch import Tensor
 
 __all__ = ["ExchangesUnderWay", "Means", "Saved"]
 

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.flat_vectors import views_of
 from hsgd.optim.wrapping_optimizer import tensors_of
-from torch import Tensor, nn
 
 __all__ = [
     "Fragment",

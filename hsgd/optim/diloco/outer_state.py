@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.optim.diloco.eager_gradient import EagerGradient
 from hsgd.optim.diloco.fragments import Fragment, check_saved
@@ -15,7 +17,6 @@ from hsgd.optim.diloco.pseudo_gradient_exchange import Compression, Exchange, ex
 from hsgd.optim.diloco.worker_comms import WorkerComms
 from hsgd.optim.flat_vectors import views_of
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
-from torch import Tensor
 
 __all__ = [
     "Exchanged",

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
+
 from hsgd import _native
 from hsgd.comm.communicator import Comm
-from torch import Tensor
 
 __all__ = ["Compression", "Exchange", "Int8", "TopK", "checked_compression", "exchange_of"]
 

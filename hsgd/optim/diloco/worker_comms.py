@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from hsgd.comm.agree import agree
 from hsgd.errors import HsgdError, ReplicasDiffer
 from hsgd.optim.optimizer_ranks import OptimizerRanks, Terms
 from hsgd.optim.worker_group import WorkerGroup
-from torch import Tensor
 
 __all__ = ["WorkerComms"]
 

@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-import torch
 from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
 from hsgd.onesided.networks import Network
@@ -36,7 +37,6 @@ from hsgd.optim.optimizer_ranks import OptimizerRanks
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
 from hsgd.optim.worker_group import WorkerGroup
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
-from torch import Tensor, nn
 
 __all__ = ["EASGDMetrics", "ElasticAveraging", "Mode", "Order"]
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
-from hsgd.optim.flat_vectors import Flattened
 from torch import Tensor
+
+from hsgd.optim.flat_vectors import Flattened
 
 __all__ = ["FirstMoments", "Momentum"]
 

@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-import torch
 from hsgd.errors import CollectiveTimeout, about
 from hsgd.onesided.networks import Network
 from hsgd.optim.fixed_parameters import FixedParameters
@@ -35,7 +36,6 @@ from hsgd.optim.optimizer_ranks import refusals_told
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.optim.triggers.communication_triggers import Trigger
 from hsgd.optim.wrapping_optimizer import tensors_of
-from torch import Tensor, nn
 
 __all__ = ["Gossip"]
 

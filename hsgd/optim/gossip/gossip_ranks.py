@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.optim.optimizer_ranks import OptimizerRanks, Terms
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
-from torch import Tensor
 
 __all__ = ["GossipRanks", "distance_from_mean"]
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
+from torch import Tensor, nn
+
 from hsgd.optim.gossip.first_moments import Momentum
 from hsgd.optim.gossip.noloco import NoLoCo
 from hsgd.optim.gossip.topology import Topology, described
 from hsgd.optim.layouts import layout_terms
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
 from hsgd.optim.wrapping_optimizer import check_choice
-from torch import Tensor, nn
 
 __all__ = ["WIRE", "checked_rule", "terms_of", "usual_trigger"]
 

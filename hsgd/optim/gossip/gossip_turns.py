@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.gossip.topology import Topology
 from hsgd.optim.triggers.communication_triggers import Trigger
-from torch import Tensor
 
 __all__ = ["Turns"]
 

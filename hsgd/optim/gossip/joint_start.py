@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.optim.flat_vectors import at_least_float32
-from torch import Tensor
 
 __all__ = ["Past", "Start", "start_together"]
 

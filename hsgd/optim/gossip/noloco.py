@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.optim.flat_vectors import at_least_float32, square
 from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.gossip.pair_rounds import PairRounds, partner_of
-from torch import Tensor
 
 __all__ = ["NoLoCo", "OuterRounds"]
 

@@ -32,12 +32,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost, about
 from hsgd.onesided.networks import Network, choose_network
 from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.flat_vectors import Places, square
-from torch import Tensor
 
 __all__ = ["LEFT", "Averaged", "PairAverager", "Traffic"]
 

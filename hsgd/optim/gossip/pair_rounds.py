@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.flat_vectors import Places
 from hsgd.optim.gossip.pair_averaging import LEFT, Traffic
-from torch import Tensor
 
 __all__ = ["PairRounds", "partner_of"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-import torch
 from hsgd.optim.large_batch.layerwise import Layerwise, Range, wide_dtype, with_defaults
-from torch import Tensor
 
 __all__ = ["LAMB"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.optim.optimizer import ParamsT, StateDict
 
-import torch
 from hsgd import _native
 from hsgd.optim.large_batch.lars_presets import LARS_PRESETS
 from hsgd.optim.large_batch.layerwise import Layerwise, Range, wide_dtype, with_defaults
-from torch import Tensor
 
 __all__ = ["LARS", "native_rule", "suits_the_kernel"]
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any, ClassVar, overload
 
-from torch.optim.optimizer import Optimizer, ParamsT, StateDict, required
-
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT, StateDict, required
 
 __all__ = ["Layerwise", "Range", "wide_dtype", "with_defaults"]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
-
-from torch import Tensor
 
 __all__ = ["WarmupPolynomialLR"]
 

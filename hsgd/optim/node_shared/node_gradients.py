@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch import Tensor
+
 from hsgd import _native
 from hsgd.comm.communicator import DTYPES, Comm
 from hsgd.optim.node_shared.shared_parameters import (
@@ -15,7 +17,6 @@ from hsgd.optim.node_shared.shared_parameters import (
     SharedParameters,
     aligned,
 )
-from torch import Tensor
 
 __all__ = ["ClusterGradients", "Gradients", "NodeGradients"]
 

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.node_shared.shared_parameters import SharedParameters
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
-from torch import Tensor
 
 __all__ = ["node_guard", "option_terms", "options_of"]
 

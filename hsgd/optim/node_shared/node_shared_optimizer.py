@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, StateDict
 
-import torch
 from hsgd.comm.agree import agree
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.large_batch.lamb import LAMB
@@ -25,7 +26,6 @@ from hsgd.optim.node_shared.shared_parameters import (
     aligned,
     share_parameters,
 )
-from torch import Tensor, nn
 
 __all__ = ["NodeSharedOptimizer", "SharedParameters", "share_parameters"]
 

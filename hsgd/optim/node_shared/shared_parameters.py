@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
+
 from hsgd.comm.agree import agree
 from hsgd.comm.communicator import Comm
 from hsgd.optim.layouts import layout_terms
-from torch import Tensor, nn
 
 __all__ = [
     "ALIGNMENT",

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-import torch
 from hsgd.comm.agree import agree
 from hsgd.comm.communicator import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
@@ -48,7 +49,6 @@ from hsgd.optim.notified_tree.tree_state import (
 )
 from hsgd.optim.notified_tree.tree_updater import Options, Updater, updates_elements
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
-from torch import Tensor, nn
 
 __all__ = ["NotifiedTree"]
 

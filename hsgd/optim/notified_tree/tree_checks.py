@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
-import torch
 from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError
 from hsgd.optim.layouts import layout_terms
 from hsgd.optim.notified_tree.tree_parts import Layer, layers_of
 from hsgd.optim.wrapping_optimizer import check_choice
-from torch import nn
 
 Roots = Literal["first", "shared"]
 

@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from hsgd import _native
 from hsgd.errors import HsgdError
 from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.notified_tree.tree_parts import Part
 from hsgd.optim.notified_tree.tree_plan import Team, TreePlan
-from torch import Tensor
 
 __all__ = ["GIVEN_UP", "Engine", "reason_in"]
 

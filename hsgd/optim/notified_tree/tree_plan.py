@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from hsgd.optim.flat_vectors import in_memory
 from hsgd.optim.notified_tree.tree_parts import Layer, Part, padded
-from torch import Tensor
 
 __all__ = [
     "Block",

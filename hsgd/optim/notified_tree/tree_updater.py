@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-import torch
 from hsgd import _native
 from hsgd.optim.large_batch.lars import LARS, native_rule, suits_the_kernel
 from hsgd.optim.notified_tree.tree_parts import Stretch
-from torch import Tensor, nn
 
 __all__ = ["KernelOperands", "Options", "Updater", "updates_elements"]
 

@@ -13,9 +13,10 @@ import hashlib
 from collections.abc import Iterable, Iterator
 
 import torch
+from torch import Tensor, nn
+
 from hsgd import _native
 from hsgd.optim.layouts import strides_of
-from torch import Tensor, nn
 
 __all__ = ["CHUNK_WORDS", "fold", "layout_sum", "value_sums", "word_count"]
 

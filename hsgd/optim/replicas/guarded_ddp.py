@@ -7,14 +7,14 @@ import weakref
 from typing import Any, cast
 
 import numpy as np
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from hsgd.comm.communicator import Comm
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
-from torch import Tensor, nn
 
 __all__ = ["guard", "guard_all"]
 

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from hsgd.comm.agree import agree, digest_of
 from hsgd.comm.communicator import Comm
 from hsgd.config import Config
 from hsgd.errors import ReplicasDiffer, SignatureMismatch
 from hsgd.optim.replicas.checksums import CHUNK_WORDS, fold, layout_sum, value_sums, word_count
-from torch import Tensor
 
 __all__ = ["ReplicaGuard"]
 

@@ -11,8 +11,9 @@ import random
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from hsgd.optim.triggers.weight_change import Change
 from torch import Tensor
+
+from hsgd.optim.triggers.weight_change import Change
 
 __all__ = ["Budget", "FixedPeriod", "JitteredPeriod", "RelativeChange", "Trigger"]
 

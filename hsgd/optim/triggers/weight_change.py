@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd import _native
 from hsgd.optim.flat_vectors import square
-from torch import Tensor
 
 __all__ = ["Change"]
 

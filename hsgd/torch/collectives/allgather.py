@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.torch.collectives.submission import (
     coordinator_of,
     hand_over,
@@ -16,7 +18,6 @@ from hsgd.torch.collectives.submission import (
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.movements import Allgather
 from hsgd.torch.operations.reductions import AVERAGE, Allreduce
-from torch import Tensor
 
 __all__ = ["allgather", "allgather_async", "grouped_allgather", "grouped_allgather_async"]
 

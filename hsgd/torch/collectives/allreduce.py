@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.torch.collectives.allgather import allgather_async
 from hsgd.torch.collectives.submission import (
     coordinator_of,
@@ -19,7 +21,6 @@ from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.adasum import Adasum
 from hsgd.torch.operations.reductions import ADASUM, AVERAGE, SUM, Allreduce
-from torch import Tensor
 
 __all__ = [
     "allreduce",

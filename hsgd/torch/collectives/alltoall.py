@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.torch.collectives.submission import (
     coordinator_of,
     hand_over,
@@ -15,7 +17,6 @@ from hsgd.torch.collectives.submission import (
 )
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.movements import Alltoall
-from torch import Tensor
 
 __all__ = ["alltoall", "alltoall_async"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.torch.collectives.submission import (
     coordinator_of,
     hand_over,
@@ -17,7 +19,6 @@ from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.movements import Broadcast
 from hsgd.torch.operations.reductions import AVERAGE, Allreduce
-from torch import Tensor
 
 __all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 

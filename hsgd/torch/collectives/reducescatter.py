@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.torch.collectives.allgather import grouped_allgather
 from hsgd.torch.collectives.submission import (
     coordinator_of,
@@ -18,7 +20,6 @@ from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import AVERAGE, SUM, Reducescatter
-from torch import Tensor
 
 __all__ = [
     "grouped_reducescatter",

@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.job import horovod_path, runtime
 from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.negotiation.coordinator import Coordinator, Operation
-from torch import Tensor
 
 __all__ = [
     "coordinator_of",

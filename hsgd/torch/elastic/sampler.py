@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
+
 from hsgd.torch.job import runtime
 
 __all__ = ["ElasticSampler"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.torch.elastic.sampler import ElasticSampler
 from hsgd.torch.exceptions import HostsUpdatedInterrupt

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from hsgd.comm.agree import agree as agree_on
 from hsgd.comm.communicator import Comm
 from hsgd.optim.layouts import strides_of
 from hsgd.torch.gradients.gradient_buckets import fill
-from torch import Tensor
 
 __all__ = ["agree", "split"]
 

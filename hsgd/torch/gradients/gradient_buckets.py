@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm, Op
 from hsgd.comm.handle import Handle
 from hsgd.errors import HsgdError, SignatureMismatch
@@ -25,7 +27,6 @@ from hsgd.torch.compression import (
 from hsgd.torch.gradients.packing import Packing
 from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.operations.reductions import AVERAGE, CORE_OPS
-from torch import Tensor
 
 __all__ = ["Bucket", "Collective", "Options", "fill"]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
 from hsgd.comm.communicator import Comm
 
 __all__ = ["Overlap", "OverlapChoice"]

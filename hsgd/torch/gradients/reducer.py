@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm, Op
 from hsgd.errors import HsgdError
 from hsgd.optim.optimizer_ranks import weakly
@@ -30,7 +32,6 @@ from hsgd.torch.gradients.stand_in import StandIn, end_round, tells_of_join
 from hsgd.torch.job import runtime
 from hsgd.torch.job.operation_timeline import add_levels
 from hsgd.torch.operations.reductions import AVERAGE, SUM
-from torch import Tensor
 
 __all__ = ["GradientReducer"]
 

@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 import torch
+
 from hsgd.errors import MissingExtra
 from hsgd.jobs.launch import as_horovod, preload
 from hsgd.torch.job import runtime

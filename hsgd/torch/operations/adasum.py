@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.torch.operations.reductions import Allreduce
-from torch import Tensor
 
 __all__ = ["Adasum", "combine"]
 

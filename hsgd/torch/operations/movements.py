@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.comm.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.operations.operation import TensorOperation, count_write, meet
 from hsgd.torch.operations.reductions import CORE_DTYPES
-from torch import Tensor
 
 __all__ = ["Allgather", "Alltoall", "Broadcast"]
 

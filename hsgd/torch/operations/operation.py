@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import Comm
 from hsgd.torch.negotiation.coordinator import Operation
 from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.operations.device_turn import DeviceTurn, device_of
-from torch import Tensor
 
 __all__ = ["Barrier", "Join", "TensorOperation", "count_write", "meet"]
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd.comm.communicator import DTYPES, Comm, Op
 from hsgd.comm.handle import Handle
 from hsgd.torch.negotiation.coordinator import Operation
 from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.operations.device_turn import DeviceTurn
 from hsgd.torch.operations.operation import Barrier, TensorOperation, count_write
-from torch import Tensor
 
 __all__ = [
     "ADASUM",

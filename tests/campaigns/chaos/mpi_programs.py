@@ -55,7 +55,6 @@ def collectives(seat: Seat) -> None:
 def horovod(seat: Seat) -> None:
     """Horovod's own allreduce, of torch tensors."""
     import horovod.torch as hvd
-
     import torch
 
     hvd.init()

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
+
 from campaigns.chaos.seat import Seat, WrongResult
 from hsgd.optim import DiLoCo, ElasticAveraging, Gossip, Nesterov, NotifiedTree
-from torch import Tensor, nn
 
 __all__ = ["diloco", "elastic", "gossip", "tree"]
 

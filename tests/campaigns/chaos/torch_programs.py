@@ -7,13 +7,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from campaigns.chaos.seat import Seat, WrongResult
-from torch import nn
 
 __all__ = ["apart", "c10d", "ddp", "fsdp", "gloo", "gloo_ddp", "horovod"]
 

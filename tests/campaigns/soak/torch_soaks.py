@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import hsgd.c10d
-import torch
 from campaigns.soak.soak_rank import Post
 
 __all__ = ["groups", "works"]

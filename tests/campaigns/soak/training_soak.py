@@ -8,12 +8,12 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
-from hsgd.io import CacheOptions, PartitionedLoader
-
 import torch
+from hsgd.io import CacheOptions, PartitionedLoader
+from torch import nn
+
 from campaigns.soak.soak_rank import Post
 from hsgd import Comm
-from torch import nn
 
 __all__ = ["training"]
 

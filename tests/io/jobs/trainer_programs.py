@@ -12,9 +12,8 @@ import os
 import sys
 from typing import Any
 
-from hsgd.io import PartitionedDataset, PartitionedLoader, ReadOptions
-
 import torch
+from hsgd.io import PartitionedDataset, PartitionedLoader, ReadOptions
 
 __all__: list[str] = []
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hsgd.io import PartitionedLoader, Ragged, ReadOptions
 from torch.nn.utils.rnn import pack_sequence
 
-import torch
 from hdf5_samples import make_ragged_slabs, make_slabs
 
 __all__: list[str] = []

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hsgd.io import PartitionedLoader, Ragged, ReadOptions, argument_checks, images
 from hsgd.io.batches import buffer_ring, pinned_memory
-
-import torch
-from hdf5_samples import arrays_of, make_photo_slabs, make_ragged_slabs, make_slabs
 from torch import Tensor
+
+from hdf5_samples import arrays_of, make_photo_slabs, make_ragged_slabs, make_slabs
 
 __all__: list[str] = []
 

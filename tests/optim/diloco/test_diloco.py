@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from hsgd import Comm, HsgdError
 from hsgd.optim import DiLoCo, Int8, Nesterov, TopK
 from hsgd.optim.diloco.fragments import cut, phases
@@ -24,7 +25,6 @@ from noisy_quadratics import drawn, gradient, initial
 from outcomes import told_by
 from pretended_nodes import meet
 from ranks import Ranks, Seat, meeting_point
-from torch import Tensor, nn
 from torch_job import job
 
 __all__: list[str] = []

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+from torch import nn
+
 from elastic_jobs import JOB_S, lines, local_training
 from hsgd import Comm, HsgdError
 from hsgd.optim import DiLoCo
 from ranks import Ranks, Seat, meeting_point
-from torch import nn
 
 __all__: list[str] = []
 

@@ -6,14 +6,14 @@ import threading
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import holdings
 import hsgd
-import torch
 from hsgd import HsgdError
 from hsgd.torch.job import runtime
 from ranks import Ranks, Seat, meeting_point
-from torch import nn
 from torch_job import job
 
 __all__: list[str] = []

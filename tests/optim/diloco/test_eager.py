@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import nn
+
 from hsgd import HsgdError
 from hsgd.optim import DiLoCo, Nesterov
 from hsgd.optim.diloco import diloco_optimizer
 from hsgd.optim.diloco.fragments import phases
 from noisy_quadratics import gradient, initial
 from ranks import Ranks, Seat, meeting_point
-from torch import nn
 
 __all__: list[str] = []
 

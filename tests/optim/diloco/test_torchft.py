@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import nn
+
 from hsgd.optim import DiLoCo
 from ranks import Ranks, Seat, meeting_point
-from torch import nn
 
 __all__: list[str] = []
 

@@ -9,12 +9,12 @@ import json
 from typing import Any
 
 import numpy as np
-
 import torch
+from torch import nn
+
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import ElasticAveraging
-from torch import nn
 
 __all__ = ["CHECKS"]
 

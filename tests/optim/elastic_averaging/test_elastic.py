@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from hsgd import Comm, HsgdError
 from hsgd.config import Config
 from hsgd.optim import ElasticAveraging
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress
 from ranks import Ranks, Seat, meeting_point
-from torch import Tensor, nn
 
 __all__: list[str] = []
 

@@ -11,12 +11,12 @@ import sys
 import time
 
 import numpy as np
-
 import torch
+from torch import nn
+
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import FixedPeriod, Gossip
-from torch import nn
 
 __all__: list[str] = []
 

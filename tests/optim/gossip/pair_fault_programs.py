@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim.gossip.pair_averaging import PairAverager
 from pair_programs import complete, start_weights
-from torch import Tensor
 
 __all__ = ["AVERAGES", "STALLED_S"]
 

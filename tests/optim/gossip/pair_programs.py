@@ -13,12 +13,12 @@ import time
 from typing import Any
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim.gossip.pair_averaging import PairAverager
-from torch import Tensor
 
 __all__ = ["average_at_random", "complete", "start_weights"]
 

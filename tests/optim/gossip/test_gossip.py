@@ -14,16 +14,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from hsgd import Comm, HsgdError
 from hsgd.optim import Budget, FixedPeriod, Gossip, RelativeChange
 from lost_partner import without_rank_1
 from ranks import Ranks, Seat, meeting_point
 from tiers import short_form
 from toolkit.cluster import Cluster
-from torch import Tensor, nn
 from torch_job import job
 
 __all__: list[str] = []

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import nn
+
 from elastic_jobs import HSGD, JOB_S, lines, local_training
 from hsgd import ClosedError, Comm, HsgdError
 from hsgd.optim import FixedPeriod, Gossip, JitteredPeriod
 from ranks import Ranks, Seat, meeting_point
 from toolkit.processes import launch_environ, run_marked
-from torch import nn
 from torch_job import job
 
 __all__: list[str] = []

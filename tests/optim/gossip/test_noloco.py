@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import nn
+
 from hsgd.config import Config
 from hsgd.optim import FixedPeriod, Gossip, JitteredPeriod, NoLoCo
 from hsgd.optim.gossip.pair_rounds import PairRounds, partner_of
 from lost_partner import without_rank_1
 from noisy_quadratics import gradient, initial
 from ranks import Ranks, Seat, meeting_point
-from torch import nn
 from torch_job import job
 
 __all__: list[str] = []

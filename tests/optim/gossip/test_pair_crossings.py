@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from hsgd.errors import CollectiveTimeout
 from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager
 from pair_programs import average_at_random, complete, conserved, start_weights
 from ranks import Ranks, Seat, meeting_point
-from torch import Tensor
 
 __all__: list[str] = []
 

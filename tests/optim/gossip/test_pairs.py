@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout
 from hsgd.optim.gossip.pair_averaging import PairAverager

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor
+
 from hsgd.optim import (
     Budget,
     FixedPeriod,
@@ -23,7 +24,6 @@ from hsgd.optim import (
 from hsgd.optim.gossip.gossip_turns import Turns
 from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.triggers.weight_change import Change
-from torch import Tensor
 
 __all__: list[str] = []
 

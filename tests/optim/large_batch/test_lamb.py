@@ -7,10 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
-
 import torch
-from hsgd.optim import LAMB
 from torch import nn
+
+from hsgd.optim import LAMB
 
 __all__: list[str] = []
 

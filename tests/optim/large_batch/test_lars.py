@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-
 import torch
-from hsgd.optim import LARS
 from torch import Tensor, nn
+
+from hsgd.optim import LARS
 
 Array = npt.NDArray[np.float64]
 SHAPES = [(7, 5), (5,), (3, 2, 3, 3), (1,), (11, 1)]

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch_optimizer
-
 import torch
+import torch_optimizer
+from torch import nn
+
 from hsgd.optim import LARS
 from hsgd.optim.large_batch.lars_presets import LARS_PRESETS
-from torch import nn
 
 __all__: list[str] = []
 

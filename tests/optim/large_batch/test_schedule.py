@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 
 import pytest
-
 import torch
-from hsgd.optim import LARS, WarmupPolynomialLR
 from torch import nn
+
+from hsgd.optim import LARS, WarmupPolynomialLR
 
 __all__: list[str] = []
 

@@ -10,8 +10,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-
 import torch
+from torch import nn
+
 from hsgd import Comm, HsgdError, PeerLost
 from hsgd.optim import LAMB, LARS
 from hsgd.optim.node_shared import node_shared_optimizer
@@ -21,7 +22,6 @@ from hsgd.optim.node_shared.node_shared_optimizer import (
 )
 from hsgd.optim.node_shared.shared_parameters import ALIGNMENT
 from ranks import PATIENT, Ranks, Seat, meeting_point
-from torch import nn
 
 __all__: list[str] = []
 

@@ -38,9 +38,9 @@ def test_nodes_train_as_the_same_optimizer_after_an_allreduce(
 
 
 def main() -> None:
+    import torch
     from mpi4py import MPI
 
-    import torch
     from hsgd import Comm
     from hsgd.optim.node_shared.node_shared_optimizer import (
         NodeSharedOptimizer,

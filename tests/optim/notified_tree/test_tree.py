@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from hsgd import HsgdError
 from hsgd.config import Config
 from hsgd.optim import LARS, NotifiedTree
@@ -32,7 +33,6 @@ from hsgd.optim.notified_tree.tree_plan import (
 )
 from hsgd.optim.notified_tree.tree_updater import Updater
 from ranks import Ranks, Seat, meeting_point
-from torch import Tensor, nn
 
 __all__: list[str] = []
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 import torch
+
 from test_tree import serial
 from tiers import short_form
 from toolkit.cluster import Cluster

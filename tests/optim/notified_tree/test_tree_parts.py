@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
-
 import torch
+from torch import nn
+
 from hsgd import Comm, NotifiedWindow
 from hsgd.optim.notified_tree.tree_parts import in_order_of, layers_of, parts_of
 from ranks import meeting_point
 from test_tree import Folded
-from torch import nn
 
 __all__: list[str] = []
 

@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch.nn import functional
 
-import torch
 from hsgd import Comm, HsgdError
 from hsgd.config import Config
 from hsgd.optim import NotifiedTree

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import hsgd.c10d
-import torch
 from hsgd import ReplicasDiffer
 from ranks import Ranks, Seat
-from torch import nn
 
 __all__: list[str] = []
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+from torch import nn
+
 from hsgd import Comm, HsgdError
 from hsgd.optim import DiLoCo, ElasticAveraging, Gossip, NodeSharedOptimizer, share_parameters
 from hsgd.optim.triggers.communication_triggers import FixedPeriod
 from pretended_nodes import meet
 from ranks import Ranks, Seat
-from torch import nn
 
 __all__: list[str] = []
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+from torch import nn
+
 from elastic_jobs import HSGD, JOB_S
 from hsgd import Comm, ReplicasDiffer
 from ranks import PATIENT, Ranks, Seat, meeting_point
 from toolkit.processes import launch_environ, run_marked
-from torch import nn
 from torch_job import job
 
 __all__: list[str] = []

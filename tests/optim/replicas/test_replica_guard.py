@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 import torch
+from torch import nn
+
 from hsgd import Comm, ReplicasDiffer
 from hsgd.optim.replicas.checksums import CHUNK_WORDS, value_sums
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from ranks import Ranks, Seat, meeting_point
-from torch import nn
 from torch_job import job
 
 __all__: list[str] = []

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.utils.checkpoint import checkpoint
-
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.utils.checkpoint import checkpoint
 
 __all__ = ["IDIOMS", "WRAP_THEMSELVES", "Net", "Script", "bits_of", "largest_difference"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
-
 import torch
+
 from gradient_idioms import IDIOMS, WRAP_THEMSELVES, Net, Script, bits_of, largest_difference
 
 __all__: list[str] = []

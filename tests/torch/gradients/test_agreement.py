@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 import torch
+
 from hsgd.metrics import Counters
 from hsgd.torch.gradients.agreement import agree
 from outcomes import told_by

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hsgd.c10d
-import torch
 from gradient_idioms import IDIOMS, Net, Script, bits_of, largest_difference
 from ranks import Ranks, Seat
 

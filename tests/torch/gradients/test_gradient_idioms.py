@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-import torch
 from gradient_idioms import IDIOMS, WRAP_THEMSELVES, Net, Script, bits_of, largest_difference
 from hsgd.torch.exceptions import HorovodInternalError
 from ranks import Ranks, Seat, meeting_point
-from torch import nn
 from torch_job import job
 
 __all__: list[str] = []

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 import torch
+
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 

@@ -6,10 +6,10 @@ import warnings
 from typing import Any
 
 import pytest
-
 import torch
-from ranks import Ranks, Seat, meeting_point
 from torch import nn
+
+from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 
 __all__: list[str] = []
