@@ -87,7 +87,9 @@ class ParameterBox(Closing):
     _spread: SpreadBox | None = None  # on several nodes
 
     def __init__(self) -> None:
-        raise TypeError("ParameterBox: use ParameterBox.create, attach or over")
+        raise TypeError(
+            "ParameterBox: use ParameterBox.create, ParameterBox.attach or ParameterBox.over"
+        )
 
     @classmethod
     def create(

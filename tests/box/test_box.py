@@ -256,7 +256,9 @@ def test_a_box_that_does_not_fit_in_memory_is_an_exception() -> None:
 def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match="float64"):
         ParameterBox.create(fresh_key(), np.ones(3))
-    with pytest.raises(TypeError, match=r"use ParameterBox\.create or ParameterBox\.attach"):
+    with pytest.raises(
+        TypeError, match=r"use ParameterBox\.create, ParameterBox\.attach or ParameterBox\.over"
+    ):
         ParameterBox()
 
 
