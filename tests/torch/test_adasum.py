@@ -3,7 +3,7 @@ compared in torch_horovods_own.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,13 +15,8 @@ from torch_job import job
 
 __all__: list[str] = []
 
+MOST_RANKS = 5
 SHAPES = ((7,), (3, 4), (1,), (1000, 3), (0,), ())
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(5) as pool:
-        yield pool
 
 
 def on(ranks: Ranks, size: int, function: Any, *args: Any) -> list[Any]:

@@ -6,7 +6,6 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,7 @@ from torch_job import job
 
 __all__: list[str] = []
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(2) as pool:
-        yield pool
+MOST_RANKS = 2
 
 
 def traced(seat: Seat, path: str, size: int, file: str) -> None:

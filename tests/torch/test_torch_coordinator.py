@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,11 +23,7 @@ from torch_job import job
 
 __all__: list[str] = []
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(4) as pool:
-        yield pool
+MOST_RANKS = 4
 
 
 def on(ranks: Ranks, size: int, function: Any, *args: Any) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,8 @@ from torch_job import job
 
 __all__: list[str] = []
 
+MOST_RANKS = 3
 LR, LATER = 0.1, 2
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
 
 
 def net() -> nn.Sequential:

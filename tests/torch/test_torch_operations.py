@@ -4,7 +4,6 @@ both have is compared in test_torch_horovod.py."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +16,7 @@ from torch_job import job
 
 __all__: list[str] = []
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(4) as pool:
-        yield pool
+MOST_RANKS = 4
 
 
 def on(ranks: Ranks, size: int, function: Any, *args: Any) -> list[Any]:

@@ -18,13 +18,8 @@ from torch_job import job
 
 __all__: list[str] = []
 
+MOST_RANKS = 4
 STEPS, ROWS = 5, 4
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(4) as pool:
-        yield pool
 
 
 def on(ranks: Ranks, size: int, function: Any, *args: Any) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,14 +18,9 @@ from torch_job import job
 
 __all__: list[str] = []
 
+MOST_RANKS = 3
 LAYERS = 4
 STEPS = 22  # one makes the buckets, two warm up, 16 are compared, and some go on
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
 
 
 class Clock:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,16 +19,11 @@ from torch_job import job
 
 __all__: list[str] = []
 
+MOST_RANKS = 2
 pytestmark = pytest.mark.long
 
 STEPS, FAILS_AT = 6, 3
 TRIAL = 20  # steps, more than those in which an optimizer tries when buckets travel
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(2) as pool:
-        yield pool
 
 
 def assert_trained(

@@ -14,6 +14,7 @@ their next operation needs it anyway, and joins the rounds with its next one.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import threading
 import time
@@ -35,7 +36,7 @@ ROUND = "hsgd.torch round"
 """Name of the collective in which ranks exchange what they have submitted."""
 
 
-class Operation:
+class Operation(abc.ABC):
     """An operation to submit; hsgd.torch.operations has the kinds.
 
     Ranks match operations by `name`; synchronize() returns `result`.
@@ -63,15 +64,15 @@ class Operation:
         """What must be equal on all ranks; read only if ranks differ."""
         return Signature(self.kind)
 
+    @abc.abstractmethod
     def run(self, comm: Comm) -> None:
         """Call the core; blocking. SignatureMismatch leaves the operation unchanged."""
-        raise NotImplementedError
 
     def start(self, comm: Comm) -> Handle[Any] | None:
         """Queue it in the core, not blocking; None if run() is more than one collective."""
         return None
 
-    def finish(self, comm: Comm) -> None:
+    def finish(self, comm: Comm) -> None:  # noqa: B027  most kinds have nothing to make
         """Make the result after the core has run it; local."""
 
 

@@ -18,7 +18,7 @@ from hsgd.torch.operations.device_turn import DeviceTurn, device_of
 __all__ = ["Barrier", "Join", "TensorOperation", "count_write", "meet"]
 
 
-class TensorOperation(Operation, abc.ABC):
+class TensorOperation(Operation):
     """An operation on one tensor, or on a group of them that succeeds or fails together."""
 
     def __init__(self, name: str, tensors: Sequence[Tensor], grouped: bool) -> None:

@@ -49,12 +49,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(MOST_RANKS) as pool:
-        yield pool
-
-
 def make_model(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,8 @@ from ranks import Ranks, Seat
 
 __all__: list[str] = []
 
+MOST_RANKS = 3
 STEPS = 270
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
 
 
 def flip_bit(net: nn.Sequential) -> None:

@@ -4,7 +4,7 @@ model, and the models of ranks that train as one worker."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,9 @@ from ranks import Ranks, Seat
 
 __all__: list[str] = []
 
+MOST_RANKS = 4
 PROMISED = 520
 FAULT_AT = 5
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(4) as pool:
-        yield pool
 
 
 class Net(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,9 @@ from torch_job import job
 
 __all__: list[str] = []
 
+MOST_RANKS = 3
 WORLDS = {"fewer": (3, 2), "more": (2, 3), "from one": (1, 3), "as many": (2, 2)}
 STEPS = 12  # in the first world: turns and sums are under way
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
 
 
 def made(hvd: Any, seat: Seat, kind: str) -> tuple[nn.Module, Any]:

@@ -3,7 +3,6 @@ the ranks in the minority."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +17,9 @@ from torch_job import job
 
 __all__: list[str] = []
 
+MOST_RANKS = 3
 PROMISED = 520
 LARGE = 3_000_000
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
 
 
 def flip_bit(net: nn.Sequential) -> None:

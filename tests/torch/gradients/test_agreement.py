@@ -3,7 +3,6 @@ and the same parameters. It takes some bytes for each parameter, not for each pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,8 @@ from ranks import Ranks, Seat, meeting_point
 __all__: list[str] = []
 
 SIZE = 3
+MOST_RANKS = SIZE
 ORDERS = [["b", "a", "c"], ["a", "b", "c"], ["c", "b", "a"]]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE) as pool:
-        yield pool
 
 
 def agreed(seat: Seat, path: str, sparse_on: int, as_dense: bool) -> Any:

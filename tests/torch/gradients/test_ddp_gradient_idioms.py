@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from ranks import Ranks, Seat
 
 __all__: list[str] = []
 
+MOST_RANKS = 3
 # What DDP itself does not serve, over gloo neither: backward() without its forward(), parameters
 # that begin or cease to need gradients, a closure whose loss the optimizer looks at (it is that of
 # one rank), and, with torch 2.13, dense parameters beside sparse ones.
@@ -30,12 +30,6 @@ NOT_DDPS = {
     "groups_added_later",
     "checkpointed_reentrantly",
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
 
 
 def run(name: str, rank: int, size: int) -> Net:

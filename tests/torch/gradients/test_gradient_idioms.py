@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,11 +23,7 @@ from torch_job import job
 
 __all__: list[str] = []
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3) as pool:
-        yield pool
+MOST_RANKS = 3
 
 
 def run(idiom: Callable[[Script], None], hvd: Any, rank: int, size: int, overlap: str) -> Net:

@@ -3,7 +3,6 @@ first step and before gradients are mixed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,7 @@ from torch_job import job
 __all__: list[str] = []
 
 SIZE = 2
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE) as pool:
-        yield pool
+MOST_RANKS = SIZE
 
 
 def first_step(seat: Seat, path: str, name: str, values: list[Any]) -> str:
