@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import GradBucket
 
+from hsgd.c10d.work import HsgdWork
+
 if TYPE_CHECKING:
     from types import FrameType
 
-    from hsgd.c10d.work import HsgdWork, Worker
 
 __all__ = ["Backward"]
 
@@ -29,15 +30,18 @@ _REDUCER, _HOOK = "reducer", "hook"
 class Backward:
     """The works of the current backward pass; the reducer calls functions of module `caller`."""
 
-    def __init__(self, caller: str, worker: Worker) -> None:
+    def __init__(self, caller: str) -> None:
         self._caller = caller
-        self._worker = worker
         self._pass = -1
         self._works: list[HsgdWork] = []
 
+    def is_of_reducer(self) -> bool:
+        """Return whether the reducer of DistributedDataParallel makes this call; local."""
+        return torch._C._current_graph_task_id() >= 0 and self._asker() == _REDUCER
+
     def watch(self, work: HsgdWork) -> None:
         """Make backward() raise the error of `work`; local, called before the work can end."""
-        parent = self._worker.parent()
+        parent = HsgdWork.announcing()
         if parent is not None and parent.siblings is not None:
             work.asker, work.siblings = _HOOK, parent.siblings
             work.siblings.append(work)
@@ -52,7 +56,8 @@ class Backward:
         self._works.append(work)
 
     def _asker(self) -> str:
-        frame = _called_by_engine(sys._getframe(2))
+        """Return who calls in this pass: torch gives no other sign of it than the stack."""
+        frame = _called_by_engine(sys._getframe(1))
         if frame.f_globals.get("__name__") == self._caller:
             return _REDUCER
         found = (isinstance(each, GradBucket) for each in frame.f_locals.values())

@@ -1,7 +1,7 @@
 """Collectives of torch.distributed on CPU tensors, for all process groups of hsgd.
 
 All methods are collective over the group, and block as torch.distributed says: by `asyncOp` of the
-options. Worker keeps the order of execution. Tensors on other devices go to another process group.
+options. The core's queue keeps their order. Tensors on other devices go to another process group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import (
 
 from hsgd.c10d import NAME, checks, dtypes, flat, routes, torch_versions
 from hsgd.c10d.backward import Backward
-from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
+from hsgd.c10d.ddp_buckets import SharedBuckets
 from hsgd.c10d.diagnostics import flight_recorder, tracing
 from hsgd.c10d.diagnostics.flight_recorder import FlightRecorder
 from hsgd.c10d.global_ranks import in_global_ranks
@@ -36,7 +36,8 @@ from hsgd.c10d.rendezvous import meet, open_board
 from hsgd.c10d.root_refusal import refused_by_root, telling
 from hsgd.c10d.routes import at_once, by_device
 from hsgd.c10d.sparse import allreduce_sparse
-from hsgd.c10d.work import HsgdWork, Worker
+from hsgd.c10d.work import HsgdWork
+from hsgd.comm.communicator import Comm
 from hsgd.config import Config
 from hsgd.errors import HsgdError, SignatureMismatch
 
@@ -61,18 +62,19 @@ class Collectives(dist.ProcessGroup):
         config = Config.from_env()
         self._limit_s = min(timeout.total_seconds(), config.timeout_s)
         self._board = open_board(store, name, rank, members, self._limit_s)
-        self._comm: Any = meet(self._board, dataclasses.replace(config, timeout_s=self._limit_s))
+        comm = meet(self._board, dataclasses.replace(config, timeout_s=self._limit_s))
+        self._comm: Any = comm
+        self._queue: Comm | None = comm  # executes the works
         self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
-        self._worker = Worker(NAME, weakref.WeakMethod(self._comm.expire))
-        self._backward = Backward(routes.__name__, self._worker)
+        self._backward = Backward(routes.__name__)
         self._recorder: FlightRecorder | None = None
         self._records = flight_recorder.is_wanted()
         self._may_be_at_once = torch_versions.blocking_returns_none and not self._records
         # For a group that the program did not destroy: end its thread and free its memory.
-        self._end = weakref.finalize(self, _close, self._worker, self._comm)
+        self._end = weakref.finalize(self, _close, comm)
         self._end.atexit = False  # Comm closes itself before the interpreter ends
         forget = weakref.WeakMethod(self._forget)
-        self._comm.before_close(lambda: (method := forget()) and method())
+        comm.before_close(lambda: (method := forget()) and method())
 
     def group_for(self, device: torch.device, method: str) -> Any:
         """Return the group whose `method` handles tensors of a device other than the CPU."""
@@ -80,7 +82,7 @@ class Collectives(dist.ProcessGroup):
 
     def pretend(self, what: str) -> HsgdWork:
         """Return a finished work for FakeTensors, which have no memory; local."""
-        (work := HsgdWork(what, lambda: None, [], self._worker)).execute()
+        (work := HsgdWork(what, [], None, call=lambda: None)).execute()
         return work
 
     def _limit_now(self) -> float:
@@ -97,7 +99,7 @@ class Collectives(dist.ProcessGroup):
 
     def _forget(self) -> None:
         """Drop references: torch keeps a group that the program did not destroy forever."""
-        self._comm = self._buckets = None
+        self._comm = self._queue = self._buckets = None
         self._end.detach()
 
     def abort(self) -> None:
@@ -131,7 +133,7 @@ class Collectives(dist.ProcessGroup):
             except HsgdError as error:
                 raise in_global_ranks(error, members) from None
 
-        work = HsgdWork(what, execute, tensors, self._worker)
+        work = HsgdWork(what, tensors, self._queue, members, execute)
         blocking = torch_versions.is_blocking(opts)
         asked_s = opts.timeout.total_seconds() if opts is not None else 0.0
         limit_s = min(self._limit_now(), asked_s if asked_s > 0 else self._limit_s)
@@ -141,11 +143,12 @@ class Collectives(dist.ProcessGroup):
         self._note(what, given)
         work.traced = tracing.begin(self._traced_as, what, given)
         threaded = work.traced is not None and self._traced_threaded
-        return self._worker.submit(work, blocking=blocking, threaded=threaded)
+        return work.start(blocking=blocking, threaded=threaded)
 
     def _telling(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Report arguments that the body refuses on the root to the other ranks."""
-        return telling(what, self._comm, self._worker)
+        assert self._queue is not None
+        return telling(what, self._queue)
 
     def _flight_recorder(self) -> FlightRecorder | None:
         """Make it at the first call: torch names a group only after it has made it."""
@@ -169,7 +172,7 @@ class Collectives(dist.ProcessGroup):
         blocking = torch_versions.is_blocking(opts)
         # As DDP calls it: its reducer in autograd's engine, but a joined rank's outside of it.
         buckets = self._buckets if not blocking and len(tensors) == 1 else None
-        is_bucket = buckets is not None and is_called_by_autograd(3)
+        is_bucket = buckets is not None and self._backward.is_of_reducer()
 
         def call() -> None:
             for tensor in tensors:
@@ -463,6 +466,7 @@ class Collectives(dist.ProcessGroup):
         return self._submit("barrier", lambda: self._comm.barrier(), [], opts)
 
 
-def _close(worker: Worker, comm: Any) -> None:
-    worker.close()
+def _close(comm: Comm) -> None:
+    with contextlib.suppress(HsgdError):  # closed, or in a forked child
+        comm.run_function(lambda: None)  # after all works, which need what close() takes away
     comm.close()

@@ -7,7 +7,6 @@ arrays or raw pointers to it. Their values stay, and every tensor that is a view
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -18,19 +17,9 @@ from hsgd import _native
 from hsgd.comm.communicator import Comm
 from hsgd.errors import SharedMemoryError
 
-__all__ = ["SharedBuckets", "is_called_by_autograd"]
+__all__ = ["SharedBuckets"]
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-def is_called_by_autograd(depth: int) -> bool:
-    """Return whether autograd's engine, not Python code, is `depth` frames above the caller."""
-    try:
-        frame = sys._getframe(depth + 1)
-    except ValueError:  # in a thread of the engine
-        return True
-    engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
-    return engine is not None and frame.f_code is engine.__code__
 
 
 class SharedBuckets:

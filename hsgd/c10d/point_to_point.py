@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -19,19 +20,19 @@ __all__ = ["PointToPoint"]
 class _Message(dist.Work):
     """A message in flight; its errors name the other side."""
 
-    def __init__(self, what: str, work: Any, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, what: str, work: Any, tensors: list[torch.Tensor], limit: timedelta) -> None:
         super().__init__()
-        self._what, self._work, self._tensors = what, work, tensors
+        self._what, self._work, self._tensors, self._limit = what, work, tensors, limit
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the message is through; blocking. Raises PeerLost or CollectiveTimeout."""
+        limit = timeout if timeout is not None and timeout > timedelta(0) else self._limit
+        begin = time.monotonic()
         try:
-            if timeout is not None and timeout > timedelta(0):
-                return bool(self._work.wait(timeout))
-            return bool(self._work.wait())
-        except RuntimeError as error:
+            return bool(self._work.wait(limit))
+        except RuntimeError as error:  # gloo has no other class
+            late = time.monotonic() - begin >= limit.total_seconds()
             text = str(error).splitlines()[0]
-            late = "imed out" in text or "imeout" in text
             raise (CollectiveTimeout if late else PeerLost)(f"{self._what}: {text}") from None
 
     def is_completed(self) -> bool:
@@ -59,7 +60,7 @@ class PointToPoint:
 
     def __init__(self, board: Board, *, local: bool) -> None:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=board.timeout_s)
+        options._timeout = self._limit = timedelta(seconds=board.timeout_s)
         options._devices = [torch_versions.gloo_device("127.0.0.1" if local else "")]
         store = PrefixStore(f"{board.prefix}/messages", board.store)
         self._members = board.members
@@ -68,14 +69,14 @@ class PointToPoint:
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Message:
         """Start sending to a group rank; not blocking."""
         work = self._gloo.send(tensors, to, tag)
-        return _Message(f"send to rank {self._members[to]}", work, tensors)
+        return _Message(f"send to rank {self._members[to]}", work, tensors, self._limit)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> _Message:
         """Start receiving from a group rank; not blocking."""
         work = self._gloo.recv(tensors, source, tag)
-        return _Message(f"recv from rank {self._members[source]}", work, tensors)
+        return _Message(f"recv from rank {self._members[source]}", work, tensors, self._limit)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> _Message:
         """Start receiving from the first rank that sends; not blocking."""
         work = self._gloo.recv_anysource(tensors, tag)
-        return _Message("recv from any rank", work, tensors)
+        return _Message("recv from any rank", work, tensors, self._limit)

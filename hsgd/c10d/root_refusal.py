@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
-from hsgd.c10d.work import HsgdWork, Worker
+from hsgd.c10d.work import HsgdWork
+from hsgd.comm.communicator import Comm
 from hsgd.errors import HsgdError, SignatureMismatch
 
 __all__ = ["refused_by_root", "telling"]
@@ -17,7 +17,7 @@ _REFUSED = "the root refused its own arguments"
 
 
 @contextlib.contextmanager
-def telling(what: str, comm: Any, worker: Worker) -> Iterator[None]:
+def telling(what: str, comm: Comm) -> Iterator[None]:
     """Notify the ranks of comm if the body raises TypeError or ValueError; local."""
     try:
         yield
@@ -28,7 +28,7 @@ def telling(what: str, comm: Any, worker: Worker) -> Iterator[None]:
                 note = torch.zeros(1, dtype=torch.uint8)
                 comm.broadcast(note, comm.rank, name=f"{what}: {_REFUSED}")
 
-        worker.submit(HsgdWork(f"{what} that is refused", tell, [], worker), blocking=False)
+        HsgdWork(f"{what} that is refused", [], comm, call=tell).start(blocking=False)
         raise
 
 

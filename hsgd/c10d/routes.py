@@ -12,7 +12,7 @@ from torch import Tensor
 from hsgd.c10d import overloads
 from hsgd.c10d.diagnostics import tracing
 from hsgd.c10d.global_ranks import in_global_ranks
-from hsgd.c10d.queued_work import QueuedWork
+from hsgd.c10d.work import HsgdWork
 from hsgd.errors import HsgdError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def by_device(method: Method) -> Method:
 
 
 def at_once(native: str, arguments: int, what: str) -> Callable[[Method], Method]:
-    """Pass calls with one plain tensor directly to the core, if no other collective runs.
+    """Pass calls with one plain tensor directly to the core.
 
     A blocking call returns None, as NCCL's do, if torch.distributed expects it; the core's queue
     runs an asynchronous one.
@@ -65,14 +65,13 @@ def at_once(native: str, arguments: int, what: str) -> Callable[[Method], Method
     def decorated(method: Method) -> Method:
         @functools.wraps(method)
         def call(self: Collectives, *given: Any, **named: Any) -> Any:
-            comm, worker = self._comm, self._worker
+            comm = self._comm
             is_usual = len(given) == arguments and not named and comm is not None
             if not is_usual or tracing.is_on() or not self._is_unwatched():
                 return method(self, *given, **named)
-            run = getattr(comm._native, native)
             members = self._board.members
             try:
-                taken = run(*given) if worker.is_unused else worker.run_if_free(run, given)
+                taken = getattr(comm._native, native)(*given)
             except HsgdError as error:
                 raise in_global_ranks(error, members) from None
             if taken is None:
@@ -81,7 +80,7 @@ def at_once(native: str, arguments: int, what: str) -> Callable[[Method], Method
                 return method(self, *given)
             output = given[0]
             tensors = output if isinstance(output, list) else [output]
-            return QueuedWork(taken, what, tensors, members, worker)
+            return HsgdWork(what, tensors, comm, members, request=taken)
 
         return cast(Method, call)
 

@@ -1,31 +1,29 @@
-"""Work: the result of a group's methods, and the thread that runs works in the order of calls."""
+"""HsgdWork: one collective of a process group, which the core's queue executes in its turn."""
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from hsgd.c10d import NAME
 from hsgd.c10d.diagnostics import tracing
+from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.errors import CollectiveTimeout, HsgdError
 
-__all__ = ["HsgdWork", "Worker", "unfinished"]
+if TYPE_CHECKING:
+    from hsgd.comm.communicator import Comm
+    from hsgd.comm.handle import Request
 
-GIVING_UP_S = 1.0  # most seconds until running works have failed: waits check every 20 ms
+__all__ = ["HsgdWork"]
 
-
-def unfinished(what: str, seconds: float) -> CollectiveTimeout:
-    """Return the error of a wait that ends before the collective does; local."""
-    return CollectiveTimeout(
-        f"{what}: not finished within the timeout of {seconds:g} s; it is still running, wait for "
-        "it again"
-    )
+_GIVING_UP_S = 1.0  # most seconds until running works have failed: waits check every 20 ms
+_WITH_LIMIT_S = 1e9  # a wait with a limit executes nothing in its own thread
 
 
 class _Unreadable:
@@ -42,49 +40,96 @@ class _Unreadable:
         raise copy.copy(self._error)
 
 
+class _Announcing(threading.local):
+    work: HsgdWork | None = None  # whose future's callbacks this thread runs
+
+
+_announcing = _Announcing()
+
+
 class HsgdWork(dist.Work):
-    """One collective of a process group, running or ended."""
+    """One collective of a process group, running or ended.
+
+    Collectives called in a future's callback come next, before those that the program called
+    meanwhile. So the order is the same on all ranks, whenever the callbacks run.
+
+    Args:
+        what: its name in errors.
+        tensors: those of the result.
+        comm: the communicator of the group.
+        members: global ranks, by group rank.
+        call: makes the collective, which then begins with start(); None if `request` is one that
+            the core executes without Python.
+    """
 
     def __init__(
-        self, what: str, call: Callable[[], object], tensors: list[torch.Tensor], worker: Worker
+        self,
+        what: str,
+        tensors: list[torch.Tensor],
+        comm: Comm | None,
+        members: Sequence[int] = (),
+        call: Callable[[], object] | None = None,
+        request: Request | None = None,
     ) -> None:
         super().__init__()
-        self._worker = worker
-        self._what = what
-        self._call: Callable[[], object] | None = call
-        self._tensors = tensors
+        self._what, self._tensors = what, tensors
+        self._comm, self._members = comm, members
+        self._call = call
+        self._request = request
+        self.is_native = request is not None
         self._error: BaseException | None = None
-        self._ended = threading.Event()
+        self._threaded = False
+        self._ended = False
         self._lock = threading.Lock()
         self._future: Any = None
         self._unresolved: Any = None
-        self.announced = False  # its callbacks have run
+        self._follower: HsgdWork | None = None
         self.traced: Any = None  # its range in a profile, until it has ended
         self.limit_s = 0.0  # limit of a wait without a timeout; 0: none
         # Its caller in a backward pass, and the other works of that pass: see backward.py.
         self.asker = ""
         self.siblings: list[HsgdWork] | None = None
 
+    @staticmethod
+    def announcing() -> HsgdWork | None:
+        """Return the work whose future's callback makes this call, or None; local."""
+        return _announcing.work
+
+    def start(self, *, blocking: bool, threaded: bool = False) -> HsgdWork:
+        """Execute it in its turn; `blocking` returns when it has ended, and raises its error.
+
+        With `threaded`, or a limit of its own, it never runs in the thread of the caller.
+        """
+        if self._comm is None:
+            raise HsgdError(f"{NAME}: the process group was destroyed; make a new one")
+        self._threaded = threaded
+        if blocking and not threaded and not self.limit_s:
+            self._comm.run_function(self.execute)
+        else:
+            self._request = self._comm.start_function(self.execute)
+        if blocking:
+            self.wait()
+        return self
+
     def execute(self) -> None:
-        """Run the collective in this thread; never raises."""
+        """Make the collective in this thread, and run the callbacks; never raises."""
         call, self._call = self._call, None
         assert call is not None
         try:
             call()
         except BaseException as error:
             self._error = error
+        del call
         if self.traced is not None:
             tracing.end(self.traced)
             self.traced = None
         with self._lock:
-            self._ended.set()
+            self._ended = True
             self._unresolved = self._future  # a future requested later is done from the start
-
-    def announce(self) -> None:
-        """Resolve its future, whose callbacks run in this thread."""
+        outer, _announcing.work = _announcing.work, self
         if self._unresolved is not None:
             self._resolve(self._unresolved)
-        self.announced = True
+        _announcing.work = outer
 
     def _resolve(self, future: Any) -> None:
         """Set the result: value() and wait() of Python raise the error; for C++ see _Unreadable."""
@@ -102,8 +147,10 @@ class HsgdWork(dist.Work):
         spared = self.asker == "reducer"  # backward() raises when the reducer is done
         future.set_result(self._tensors if spared else _Unreadable(error))
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the collective has ended; blocking. Raises the error of the collective.
+
+        Ctrl-C ends the wait and breaks the group, as in a blocking collective.
 
         Args:
             timeout: None, 0 or less waits until it ends, at the latest by the group's timeout. If
@@ -114,26 +161,39 @@ class HsgdWork(dist.Work):
         own = seconds <= 0 < self.limit_s
         if own:
             seconds = self.limit_s
-        if not self._ended.is_set():
-            with tracing.waiting(self._what):
-                self._worker.help(self)
-                self._ended.wait(seconds if seconds > 0 else None)
-        if own and not self._ended.is_set():
-            raise self._given_up(seconds)
-        if not self._ended.is_set():
-            raise unfinished(self._what, seconds)
+        if not self._has_ended_within(seconds):
+            raise (
+                self._given_up(seconds)
+                if own
+                else self._unfinished(seconds, "it is still running, wait for it again")
+            )
         if self._error is not None:
             raise self._cause(self._error)
         return True
 
+    def _has_ended_within(self, seconds: float) -> bool:
+        """Wait, without a limit if it is not positive."""
+        if self._ended or self._request is None:
+            return True
+        if seconds <= 0:
+            seconds = _WITH_LIMIT_S if self._threaded else -1.0
+        with tracing.UNTRACED if self._request.done() else tracing.waiting(self._what):
+            try:
+                return self._request.wait(seconds)
+            except HsgdError as error:  # of one without a function
+                raise in_global_ranks(error, self._members) from None
+
+    def _unfinished(self, seconds: float, state: str) -> CollectiveTimeout:
+        return CollectiveTimeout(
+            f"{self._what}: not finished within the timeout of {seconds:g} s; {state}"
+        )
+
     def _given_up(self, seconds: float) -> BaseException:
         """End the group, and return the error, which names the late ranks; blocks for a moment."""
-        self._worker.give_up(seconds)
-        self._ended.wait(GIVING_UP_S)
-        return self._error or CollectiveTimeout(
-            f"{self._what}: not finished within the timeout of {seconds:g} s; make a new process "
-            "group"
-        )
+        assert self._comm is not None
+        self._comm.expire(seconds)
+        self._has_ended_within(_GIVING_UP_S)
+        return self._error or self._unfinished(seconds, "make a new process group")
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return the first error of the backward pass that started it, or its own."""
@@ -144,156 +204,50 @@ class HsgdWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._ended.is_set()
+        return self._ended or (self._request is not None and self._request.done())
 
     def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
+        if self.is_native and self.is_completed():
+            try:
+                self.wait()
+            except HsgdError as error:
+                return error
         return self._error
 
     def settle(self) -> None:
         """Wait until callbacks of its future have run, if there is one; blocking."""
-        if self._future is not None:
-            self._worker.wait_for(lambda: self.announced)
+        if self._future is not None and self._request is not None:
+            self._request.wait(-1.0)
 
     def result(self) -> list[torch.Tensor]:
         return self._tensors
 
     def get_future(self) -> Any:
         """Return a Future of the result; done at once if another future's callback requests it."""
-        self._worker.help(self)
+        if self.is_native:
+            return self._followed().get_future()
+        caller = _announcing.work
+        if caller is not None and caller._comm is self._comm:
+            self._has_ended_within(0.0)
         with self._lock:
             if self._future is not None:
                 return self._future
             self._future = torch.futures.Future()
-            ended = self._ended.is_set()
+            ended = self._ended
         if ended:
             self._resolve(self._future)
         return self._future
 
-
-class Worker:
-    """Executor of works, one at a time, in the order of the calls.
-
-    Collectives called in a future's callback come next, before those that the program called
-    meanwhile. So the order is the same on all ranks, whenever the callbacks run.
-    """
-
-    def __init__(self, name: str, expire: Callable[[], Callable[[float], None] | None]) -> None:
-        self._name = name
-        self._expire = expire
-        self._lock = threading.RLock()
-        self._turn = threading.Condition(self._lock)
-        self.is_unused = True  # no work was submitted that another thread may execute
-        self._waiting: deque[HsgdWork] = deque()
-        self._urgent: deque[HsgdWork] = deque()  # works of callbacks
-        self._busy = False  # until the callbacks of the executed work have run
-        self._closed = False
-        self._thread: threading.Thread | None = None
-        self._announcing: HsgdWork | None = None  # its callbacks are running
-
-    def give_up(self, seconds: float) -> None:
-        """Fail running and waiting works, as after a timeout of `seconds`; local, never blocks."""
-        if (expire := self._expire()) is not None:
-            expire(seconds)
-
-    def submit(self, work: HsgdWork, *, blocking: bool, threaded: bool = False) -> HsgdWork:
-        """Execute `work`; `blocking` returns when it has ended, and raises its error.
-
-        With `threaded`, or a limit of the work's own, it never runs in the thread of the caller.
-        """
-        with self._turn:
-            if self._closed:
-                raise HsgdError(f"{self._name}: the process group was destroyed; make a new one")
-            free = not (self._busy or self._waiting or self._urgent)
-            inline = blocking and not work.limit_s and free and not threaded
-            if inline:
-                self._busy = True
+    def _followed(self) -> HsgdWork:
+        """Return a work whose function waits for this one, which has none."""
+        if self._follower is None:
+            follower = HsgdWork(self._what, self._tensors, self._comm, call=self.wait)
+            if self.is_completed():
+                follower.execute()
             else:
-                (self._urgent if self._is_own_thread() else self._waiting).append(work)
-                self._start()
-                self._turn.notify_all()
-        if inline:
-            self._execute(work)
-            self._let_go()
-        if blocking:
-            work.wait()
-        return work
-
-    def run_if_free(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Return call(*arguments) in this thread, or False if another work runs or waits."""
-        with self._lock:  # the condition's lock, without its Python code
-            if self._busy or self._waiting or self._urgent or self._closed:
-                return False
-            self._busy = True
-        try:
-            return call(*arguments)
-        finally:
-            self._let_go()
-
-    def parent(self) -> HsgdWork | None:
-        """Return the work whose callback makes this call, or None."""
-        return self._announcing if self._is_own_thread() else None
-
-    def _is_own_thread(self) -> bool:
-        return threading.current_thread() is self._thread
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self.is_unused = False
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
-
-    def _execute(self, work: HsgdWork) -> None:
-        work.execute()
-        outer, self._announcing = self._announcing, work
-        work.announce()
-        self._announcing = outer
-
-    def _let_go(self) -> None:
-        with self._turn:
-            self._busy = False
-            self._turn.notify_all()
-
-    def _serve(self) -> None:
-        while (work := self._next()) is not None:
-            self._execute(work)
-            del work  # frees its tensors before the next one
-            self._let_go()
-
-    def _next(self) -> HsgdWork | None:
-        with self._turn:
-            self._turn.wait_for(
-                lambda: not self._busy and (self._urgent or self._waiting or self._closed)
-            )
-            if not self._urgent and not self._waiting:
-                return None
-            self._busy = True
-            return (self._urgent or self._waiting).popleft()
-
-    def help(self, work: HsgdWork) -> None:
-        """Execute works up to `work`, if this thread would otherwise wait for itself."""
-        if not self._is_own_thread():
-            return
-        while not work.is_completed():
-            with self._turn:
-                before = (self._urgent or self._waiting).popleft()
-            self._execute(before)
-
-    def wait_for(self, ended: Callable[[], bool]) -> None:
-        """Wait until the execution of a work has made `ended` true; blocking."""
-        with self._turn:
-            self._turn.wait_for(ended)
-
-    def close(self) -> None:
-        """Finish started works and end the thread; blocking, until the last deadline at most."""
-        with self._turn:
-            self._closed = True
-            self.is_unused = False
-            self._turn.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        with self._turn:
-            self._turn.wait_for(lambda: not self._busy)
+                follower.start(blocking=False)
+            self._follower = follower
+        return self._follower

@@ -305,6 +305,18 @@ class Comm(Closing):
             return ready
         return array
 
+    def run_function(self, function: Callable[[], object]) -> None:
+        """Call `function` in its turn between collectives, and wait for it; local, blocking.
+
+        Blocking collectives that it makes on this communicator run at once; asynchronous ones run
+        after it, before those that the program has started meanwhile. It must not raise.
+        """
+        self._native.function(function)
+
+    def start_function(self, function: Callable[[], object]) -> _native.Request:
+        """Start run_function() in the core's thread or one that waits; local, not blocking."""
+        return self._native.function_async(function)
+
     def empty(
         self, shape: int | Sequence[int], dtype: Any = "float32", name: str | None = None
     ) -> Any:

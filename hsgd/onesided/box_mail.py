@@ -256,9 +256,9 @@ class Mail:
                     [*slots, self._stop_slot], [*seen, 0], _LOOK_S
                 )
             except CollectiveTimeout as error:
-                if "not delivered" in str(error):
-                    return  # those who wait for an answer fail by their deadlines
-                continue
+                if error.rank < 0:  # no letter came
+                    continue
+                return  # a reply was not delivered: who waits for one fails by its deadline
             except HsgdError:
                 return  # closed
             if slot == self._stop_slot:

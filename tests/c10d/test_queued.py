@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +20,6 @@ import torch.distributed.nn.functional
 
 from backend_programs import group, not_in_torch_2_7
 from hsgd import CollectiveTimeout, HsgdError, PeerLost, SignatureMismatch
-from hsgd.c10d.queued_work import QueuedWork
 from hsgd.c10d.work import HsgdWork
 from ranks import Ranks, Seat
 
@@ -46,12 +47,12 @@ def do_each(seat: Seat, path: str) -> None:
         finish(dist.reduce_scatter_tensor(own, joined, async_op=True), [own])
         assert bool((own == SIZE * seat.rank).all())
         other = dist.all_reduce(torch.ones(BUCKET), async_op=True)
-        assert type(other) is HsgdWork  # on all ranks: whether buckets are moved is agreed upon
+        assert not other.is_native  # on all ranks: whether buckets are moved is agreed upon
         other.wait()
 
 
 def finish(work: Any, result: list[torch.Tensor]) -> None:
-    assert type(work) is QueuedWork
+    assert type(work) is HsgdWork and work.is_native
     assert work.wait()
     assert work.wait(timedelta(seconds=1)) and work.wait()
     work.synchronize()
@@ -139,6 +140,27 @@ def test_callbacks_come_next_on_all_ranks(ranks: Ranks, path: str) -> None:
     assert ranks.run(do_callbacks, path) == [[7.0 * SIZE] * 30] * SIZE
 
 
+def do_shut_down_in_callback(seat: Seat, path: str) -> None:
+    with group(seat.rank, SIZE, path):
+        part: Any = dist.new_group(list(range(SIZE)))
+        strided, last = torch.ones(12)[::2], torch.ones(3)
+        if seat.rank == 1:
+            time.sleep(0.1)  # so that the callbacks run in the thread of the queue, too
+        future = dist.all_reduce(strided, group=part, async_op=True).get_future()
+        ended = future.then(lambda _: part.shutdown())
+        with contextlib.suppress(HsgdError):  # the group may be gone
+            dist.all_reduce(last, group=part, async_op=True)
+        ended.wait()
+        assert strided.tolist() == [float(SIZE)] * 6
+        with pytest.raises(HsgdError, match="the process group was destroyed"):
+            dist.all_reduce(last, group=part)
+        dist.all_reduce(last)  # the other group goes on
+
+
+def test_a_callback_may_shut_the_group_down(ranks: Ranks, path: str) -> None:
+    ranks.run(do_shut_down_in_callback, path)
+
+
 def do_late(seat: Seat, path: str) -> None:
     with group(seat.rank, SIZE, path):
         tensor = torch.ones(3)
@@ -182,10 +204,10 @@ def test_errors_name_global_ranks(ranks: Ranks, path: str) -> None:
     ranks.run(do_differ, path)
 
 
-def do_backward(seat: Seat, path: str) -> list[str]:
+def do_backward(seat: Seat, path: str) -> list[bool]:
     """In a pass of autograd somebody else raises the errors: its collectives get a Work there."""
     with group(seat.rank, SIZE, path):
-        kinds: list[str] = []
+        kinds: list[bool] = []
 
         class Asks(torch.autograd.Function):
             @staticmethod
@@ -196,7 +218,7 @@ def do_backward(seat: Seat, path: str) -> list[str]:
             def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
                 gradient = gradient.clone()
                 work = dist.all_reduce(gradient, async_op=True)
-                kinds.append(type(work).__name__)
+                kinds.append(work.is_native)
                 work.wait()
                 return gradient
 
@@ -207,7 +229,7 @@ def do_backward(seat: Seat, path: str) -> list[str]:
 
 
 def test_a_pass_of_autograd_takes_the_long_way(ranks: Ranks, path: str) -> None:
-    assert ranks.run(do_backward, path) == [["HsgdWork"]] * SIZE
+    assert ranks.run(do_backward, path) == [[False]] * SIZE
 
 
 def do_lose(seat: Seat, path: str) -> str:
@@ -250,6 +272,35 @@ def do_destroy(seat: Seat, path: str) -> None:
 
 def test_a_group_that_is_destroyed_finishes_what_is_queued(ranks: Ranks, path: str) -> None:
     ranks.run(do_destroy, path)
+
+
+def do_interrupt(seat: Seat, path: str) -> None:
+    with group(seat.rank, 2, path):
+        for number, (stride, blocking) in enumerate([(1, False), (2, False), (2, True)]):
+            part: Any = dist.new_group([0, 1])
+            gone = Path(f"{path}-{number}")
+            if seat.rank == 1:
+                while not gone.exists():
+                    time.sleep(0.01)
+                continue
+            tensor = torch.ones(12)[::stride]
+            threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+            with pytest.raises(KeyboardInterrupt):
+                reduce_and_wait(tensor, part, blocking)
+            with pytest.raises(HsgdError):
+                dist.all_reduce(tensor, group=part)
+            gone.touch()
+
+
+def reduce_and_wait(tensor: torch.Tensor, part: Any, blocking: bool) -> None:
+    work = dist.all_reduce(tensor, group=part, async_op=not blocking)
+    if work is not None:
+        work.wait()
+
+
+def test_ctrl_c_ends_a_wait_of_each_kind(path: str) -> None:
+    with Ranks(2) as pool:
+        pool.run(do_interrupt, path)
 
 
 def do_profile(seat: Seat, path: str) -> list[str]:

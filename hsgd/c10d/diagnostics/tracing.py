@@ -18,10 +18,10 @@ from torch.profiler import record_function
 
 from hsgd.c10d import NAME
 
-__all__ = ["begin", "end", "is_on", "waiting"]
+__all__ = ["UNTRACED", "begin", "end", "is_on", "waiting"]
 
 is_on = _profiler_enabled  # a profiler runs in this thread; local
-_UNTRACED = contextlib.nullcontext()
+UNTRACED = contextlib.nullcontext()
 
 
 def begin(backend: str, what: str, tensors: Iterable[torch.Tensor]) -> Any:
@@ -43,5 +43,5 @@ def end(begun: Any) -> None:
 def waiting(what: str) -> AbstractContextManager[Any]:
     """Return a context that a profile of this thread shows; cheap without a profiler."""
     if not _profiler_enabled():
-        return _UNTRACED
+        return UNTRACED
     return record_function(f"{NAME}:{what} wait")

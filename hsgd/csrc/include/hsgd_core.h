@@ -331,6 +331,7 @@ HSGD_API int hsgd_comm_alltoall(hsgd_comm* comm, const void* in, const uint64_t*
 /* --- any collective, now or asynchronously --- */
 
 typedef enum hsgd_kind {
+  HSGD_FUNCTION = -1, /* no collective: calls `function`, which may make collectives */
   HSGD_ALLREDUCE = 0,
   HSGD_BROADCAST = 1, /* in == out */
   HSGD_BARRIER = 2,
@@ -352,7 +353,13 @@ typedef enum hsgd_kind {
  * their result. */
 typedef void* (*hsgd_place)(void* context, const uint64_t* rows, hsgd_error* err);
 
-/* One collective. Fields that its kind does not use are ignored. */
+/* A function of the program that is executed between collectives: in the thread that waits for it
+ * without a time limit, or in a thread of the core. What it calls on the communicator runs at once;
+ * what it submits runs after it, before anything that was submitted meanwhile. So the order of
+ * collectives is the same on all ranks, whenever the functions run. */
+typedef void (*hsgd_function)(void* context);
+
+/* One collective, or function. Fields that its kind does not use are ignored. */
 typedef struct hsgd_call {
   hsgd_kind kind;
   const void* in;
@@ -366,7 +373,8 @@ typedef struct hsgd_call {
   const hsgd_label* label; /* may be NULL */
   uint64_t row_elements;
   hsgd_place place;
-  void* context; /* for `place`; must stay valid until the collective is done */
+  hsgd_function function;
+  void* context; /* for `place` and `function`; must stay valid until the call is done */
 } hsgd_call;
 
 typedef struct hsgd_request hsgd_request;

@@ -1,7 +1,9 @@
 // Asynchronous calls, splits and several communicators, with the ranks of one node as threads.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <random>
 #include <thread>
 
@@ -285,6 +287,130 @@ TEST("wrong arguments are refused at once and nothing is submitted") {
   call.kind = HSGD_BROADCAST;
   call.root = 1;
   refused(call, "root 1");
+  call = doubles(data);
+  call.kind = HSGD_FUNCTION;
+  refused(call, "function");
+}
+
+namespace {
+
+// A function as a call; it must live until it has been called.
+hsgd_call calling(const std::function<void()>& function) {
+  hsgd_call call{};
+  call.kind = HSGD_FUNCTION;
+  call.context = const_cast<std::function<void()>*>(&function);
+  call.function = [](void* context) { (*static_cast<std::function<void()>*>(context))(); };
+  return call;
+}
+
+void run(const Comm& comm, const hsgd_call& call) {
+  hsgd_error error;
+  if (!CHECK_EQ(hsgd_comm_run(comm.get(), &call, &error), HSGD_OK))
+    std::fprintf(stderr, "%s\n", error.message);
+}
+
+}  // namespace
+
+// Sizes differ from call to call, so that another order on another rank is an error.
+TEST("functions run in their turn, and what they submit comes next, on all ranks") {
+  constexpr int kSize = 3;
+  const std::string path = ranks::meeting_point();
+  ranks::run(kSize, [&](int rank) {
+    const Comm comm = create(path, rank, kSize);
+    std::mt19937_64 own(static_cast<uint64_t>(rank));
+    for (int i = 0; i < ranks::kOperations / 5; ++i) {
+      std::vector<std::vector<double>> data;
+      for (size_t count = 1; count <= 7; ++count) data.emplace_back(10 * count, 1.0);
+      Request inner;
+      Request innermost;
+      const std::function<void()> last = [&] { run(comm, doubles(data[4])); };
+      const std::function<void()> function = [&] {
+        run(comm, doubles(data[1]));
+        inner = start(comm, doubles(data[2]));
+        if (i % 2 == 0) run(comm, doubles(data[3]));  // after `inner`
+        innermost = start(comm, calling(last));
+        hsgd_error error;
+        if (i % 3 == 0) CHECK_EQ(wait(innermost, &error, 1e-9), HSGD_OK);
+        CHECK_EQ(hsgd_request_done(inner.get()) != 0, i % 2 == 0 || i % 3 == 0);
+      };
+      const Request first = start(comm, doubles(data[0]));
+      Request second;
+      if (i % 4 == 0) {
+        run(comm, calling(function));
+        CHECK(hsgd_request_done(first.get()));
+      } else {
+        second = start(comm, calling(function));
+      }
+      const Request third = start(comm, doubles(data[5]));
+      ranks::dawdle(own);
+      hsgd_error error;
+      if (second != nullptr && own() % 2 == 0) CHECK_EQ(wait(second, &error), HSGD_OK);
+      if (own() % 2 == 0) CHECK_EQ(wait(third, &error), HSGD_OK);
+      run(comm, doubles(data[6]));  // after all others
+      for (const auto& one : data)
+        CHECK_EQ(one[0], &one == &data[3] && i % 2 != 0 ? 1.0 : double{kSize});
+      CHECK(hsgd_request_done(innermost.get()));
+    }
+  });
+}
+
+TEST("functions may follow one another without end, and wait for themselves in vain") {
+  const Comm comm = create(ranks::meeting_point(), 0, 1);
+  int left = 100'000;
+  std::vector<Request> requests;
+  requests.reserve(static_cast<size_t>(left) + 1);
+  std::function<void()> function = [&] {
+    if (left-- > 0) requests.push_back(start(comm, calling(function)));
+  };
+  requests.push_back(start(comm, calling(function)));
+  hsgd_error error;
+  CHECK_EQ(hsgd_comm_barrier(comm.get(), &error), HSGD_OK);
+  CHECK_EQ(left, -1);
+  Request own;
+  std::atomic<bool> known{false};
+  int status = HSGD_OK;
+  const std::function<void()> waits = [&] {
+    while (!known) std::this_thread::yield();
+    hsgd_error told;
+    status = wait(own, &told);
+  };
+  own = start(comm, calling(waits));
+  known = true;
+  CHECK_EQ(hsgd_comm_barrier(comm.get(), &error), HSGD_OK);
+  CHECK_EQ(status, HSGD_ERR_SYSTEM);
+}
+
+TEST("a function may destroy the communicator, after what was submitted") {
+  constexpr int kSize = 2;
+  for (int i = 0; i < 20; ++i) {
+    const std::string path = ranks::meeting_point();
+    ranks::run(kSize, [&](int rank) {
+      hsgd_comm* comm = create(path, rank, kSize).release();
+      const auto start_it = [&](const hsgd_call& call) {
+        hsgd_request* request = nullptr;
+        hsgd_error error;
+        CHECK_EQ(hsgd_comm_start(comm, &call, &request, &error), HSGD_OK);
+        return Request(request);
+      };
+      std::vector<double> data(100, 1.0);
+      std::vector<double> more(200, 1.0);
+      std::atomic<bool> submitted{false};
+      Request inner;
+      const std::function<void()> function = [&] {
+        while (!submitted) std::this_thread::yield();
+        inner = start_it(doubles(more));
+        hsgd_comm_destroy(comm);
+      };
+      const Request first = start_it(calling(function));
+      const Request second = start_it(doubles(data));
+      submitted = true;
+      hsgd_error error;
+      CHECK_EQ(wait(first, &error, 30), HSGD_OK);
+      CHECK_EQ(wait(second, &error, 30), HSGD_OK);
+      CHECK_EQ(more[0], 2.0);
+      CHECK_EQ(data[0], 2.0);
+    });
+  }
 }
 
 TEST("a wait with a time limit leaves the collective running") {

@@ -20,6 +20,7 @@ namespace {
 int run_now(hsgd_comm* comm, const hsgd_call& call, hsgd_error* err) {
   return guarded(err, [&] {
     check_call(*comm->communicator, call);
+    if (call.kind == HSGD_FUNCTION) return comm->submissions->run_function(call);
     comm->submissions->keep_order();
     execute_call(*comm->communicator, call);
   });

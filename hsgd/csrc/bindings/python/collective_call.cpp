@@ -151,6 +151,24 @@ void* Collective::place_rows(const uint64_t* rows, hsgd_error* err) {
   return nullptr;
 }
 
+void Collective::take_function(nb::object function) {
+  function_ = std::move(function);
+  call_.kind = HSGD_FUNCTION;
+  call_.context = this;
+  call_.function = [](void* self) { static_cast<Collective*>(self)->call_function(); };
+}
+
+void Collective::call_function() {
+  PyGILState_STATE state{};
+  take_gil([&] { state = PyGILState_Ensure(); });
+  {
+    const nb::object function = std::move(function_);  // what it refers to is freed at once
+    const nb::object result = nb::steal(PyObject_CallNoArgs(function.ptr()));
+    if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
+  }
+  PyGILState_Release(state);
+}
+
 nb::object Collective::result() {
   if (rows_.empty()) return nb::none();
   if (memory_ != nullptr) {

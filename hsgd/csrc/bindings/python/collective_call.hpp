@@ -61,6 +61,8 @@ class Collective {
   // one more.
   Rows rows_of_ranks(const Array& array, const std::optional<Rows>& given, const char* what) const;
   const uint64_t* keep(Rows counts) { return (counts_ = std::move(counts)).data(); }
+  // Takes a function of Python, which runs in its turn between collectives and must not raise.
+  void take_function(nb::object function);
   // For kinds that choose the place of their rows after the ranks have exchanged the numbers of
   // rows.
   void expect_rows(const Array& source, hsgd_kind kind, const char* what);
@@ -79,6 +81,8 @@ class Collective {
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
+  // Called without the GIL.
+  void call_function();
   // Returns the place of the rows. Called without the GIL.
   void* place_rows(const uint64_t* rows, hsgd_error* err);
 
@@ -94,6 +98,7 @@ class Collective {
   size_t row_bytes_ = 0;
   std::unique_ptr<std::byte[], Free> memory_;  // of the result, until Python owns it
   nb::object bytes_;
+  nb::object function_;  // until it is called
 };
 
 // A submitted collective: shared by the communicator, until it is done, and the caller's Request.

@@ -64,6 +64,8 @@ inline void broadcast(Collective& it, nb::handle data, int root, const Name& nam
 
 inline void barrier(Collective& it) { it.call().kind = HSGD_BARRIER; }
 
+inline void function(Collective& it, nb::object python) { it.take_function(std::move(python)); }
+
 // `rows`: of each rank.
 inline void describe_reduce_scatter(Collective& it, const Array& source, const Array& target,
                                     int op, const Rows& rows, const Name& name) {
@@ -163,6 +165,7 @@ void def_collectives(nb::class_<Comm>& comm) {
   def("allreduce", allreduce, source, out, nb::arg("op"), name);
   def("broadcast", broadcast, nb::arg("data").none(), nb::arg("root"), name);
   def("barrier", barrier);
+  def("function", function, nb::arg("python"));
   def("reduce_scatter", reduce_scatter, source, out, nb::arg("op"), nb::arg("counts").none(), name);
   def_gathering("allgather", allgather, source, out, name);
   def("alltoall", alltoall, source, out, name);

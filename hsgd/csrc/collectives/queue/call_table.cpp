@@ -121,6 +121,10 @@ const Composite* composite_of(hsgd_kind kind) {
 }  // namespace
 
 void check_call(const Communicator& communicator, const hsgd_call& call) {
+  if (call.kind == HSGD_FUNCTION) {
+    if (call.function == nullptr) throw Error(HSGD_ERR_ARGUMENT, -1, "function is NULL");
+    return;
+  }
   if (const CollectiveKind* kind = kind_of(call.kind)) {
     return kind->check(communicator.place(), call);
   }

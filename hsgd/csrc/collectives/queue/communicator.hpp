@@ -73,6 +73,7 @@ class HSGD_API Communicator final {
 
   // Returns false in a forked child, in which no other member may be called.
   bool is_mine() const { return owner_.is_this_process(); }
+  void check_mine() const;  // throws in a forked child
   // Throws if a background thread cannot execute collectives.
   void check_background() const;
   void set_background_thread(std::thread::id thread) { context_.set_background_thread(thread); }
@@ -94,7 +95,6 @@ class HSGD_API Communicator final {
   Recorder& recorder() { return context_.recorder(); }
 
  private:
-  void check_mine() const;
   void check_thread() const;
   void run(const Operation& operation);
   void run_guarded(const Operation& operation);

@@ -52,21 +52,36 @@ Submissions::Submissions(Communicator& communicator, Execute execute)
       finished_count_(first_count()) {}
 
 std::shared_ptr<Request> Submissions::submit(const hsgd_call& call) {
-  communicator_->check_background();
+  if (call.kind != HSGD_FUNCTION) communicator_->check_background();
+  return push(call, true);
+}
+
+std::shared_ptr<Request> Submissions::push(const hsgd_call& call, bool needs_thread) {
+  communicator_->check_mine();
   auto request = std::make_shared<Request>(call, communicator_->topology().size);
   const Lock lock(mutex_);
-  if (!thread_.joinable()) start_thread();
-  queue_.push_back(request);
-  ++submitted_count_;
+  if (is_executor()) {
+    turn_->inner.push_back(request);
+  } else {
+    if (needs_thread && !thread_.joinable()) start_thread();
+    queue_.push_back(request);
+    ++submitted_count_;
+    if (!executing_ && needs_thread) work_.notify_one();
+  }
   open_.fetch_add(1, std::memory_order_release);
-  if (!executing_) work_.notify_one();
   return request;
+}
+
+void Submissions::run_function(const hsgd_call& call) {
+  hsgd_error error;
+  const int status = wait(*push(call, false), -1, &error);
+  if (status != HSGD_OK) throw Error(static_cast<hsgd_status>(status), error.rank, error.message);
 }
 
 void Submissions::start_thread() {
   const SignalsBlocked blocked;  // the thread inherits the signal mask
   try {
-    thread_ = std::thread([this] { work(); });
+    thread_ = std::thread([self = weak_from_this().lock(), this] { work(); });
   } catch (const std::system_error& error) {
     throw Error(HSGD_ERR_SYSTEM, -1,
                 text("the thread for asynchronous collectives cannot be started: %s; raise the "
@@ -86,27 +101,59 @@ void Submissions::work() {
   }
 }
 
-// Executes the next request outside of the lock.
-hsgd_status Submissions::execute_next(Lock& lock) {
-  const std::shared_ptr<Request> request = std::move(queue_.front());
-  queue_.pop_front();
-  executing_ = true;
+// Executes the first request of `queue` outside of the lock.
+hsgd_status Submissions::execute(Lock& lock, Queue& queue) {
+  const std::shared_ptr<Request> request = std::move(queue.front());
+  queue.pop_front();
   Communicator& communicator = *communicator_;
+  const hsgd_call& call = request->call();
+  Turn turn{turn_, {}};
+  turn_ = &turn;
   lock.unlock();
-  const int status = guarded(&request->outcome(), [&] { execute_(communicator, request->call()); });
+  const int status = guarded(&request->outcome(), [&] {
+    if (call.kind == HSGD_FUNCTION) return call.function(call.context);
+    execute_(communicator, call);
+  });
   lock.lock();
-  executing_ = false;
+  turn_ = turn.outer;
+  Queue& next = turn_ == nullptr ? next_ : turn_->inner;
+  next.insert(next.begin(), turn.inner.begin(), turn.inner.end());
   request->finish();
-  ++finished_count_;
   open_.fetch_sub(1, std::memory_order_release);
   finished_.notify_all();
-  if (!queue_.empty()) work_.notify_one();
   return static_cast<hsgd_status>(status);
+}
+
+// Executes the next request of the queue, and what that submits.
+hsgd_status Submissions::execute_next(Lock& lock) {
+  executing_ = true;
+  executor_ = std::this_thread::get_id();
+  const hsgd_status status = execute(lock, queue_);
+  while (!next_.empty()) execute(lock, next_);
+  executing_ = false;
+  executor_ = {};
+  ++finished_count_;
+  finished_.notify_all();
+  if (!queue_.empty()) work_.notify_one();
+  return status;
+}
+
+// Executes the next request within the function that this thread executes; returns false if there
+// is none.
+bool Submissions::execute_within(Lock& lock) {
+  Turn* turn = turn_;
+  while (turn != nullptr && turn->inner.empty()) turn = turn->outer;
+  Queue& next = turn != nullptr ? turn->inner : !next_.empty() ? next_ : queue_;
+  if (next.empty()) return false;
+  if (&next == &queue_) ++finished_count_;
+  execute(lock, next);
+  return true;
 }
 
 // Asks the program whether it was interrupted; outside of the lock, because it may run any code.
 bool Submissions::take_interrupt(Lock& lock) const {
-  const auto interrupted = communicator_->options().interrupted;
+  const auto interrupted =
+      communicator_ == nullptr ? nullptr : communicator_->options().interrupted;
   if (interrupted == nullptr) return false;
   lock.unlock();
   const bool answer = interrupted() != 0;
@@ -115,12 +162,17 @@ bool Submissions::take_interrupt(Lock& lock) const {
 }
 
 template <class Finished>
-Submissions::Waited Submissions::wait_until(Lock& lock, double timeout_s, Finished&& finished) {
+Submissions::Waited Submissions::wait_until(Lock& lock, double timeout_s, const Request* awaited,
+                                            Finished&& finished) {
+  const auto may_execute = [&] {
+    if (executing_ || queue_.empty()) return false;
+    return queue_.front()->call().kind != HSGD_FUNCTION || queue_.front().get() == awaited;
+  };
   std::optional<Deadline> deadline;
   if (timeout_s >= 0) deadline.emplace(std::min(timeout_s, 1e9));
   bool interrupted = false;
   while (!finished()) {
-    if (!deadline && !executing_ && !queue_.empty()) {
+    if (!deadline && may_execute()) {
       interrupted |= execute_next(lock) == HSGD_ERR_INTERRUPTED;
       continue;
     }
@@ -140,8 +192,13 @@ Submissions::Waited Submissions::wait_until(Lock& lock, double timeout_s, Finish
 void Submissions::drain() {
   if (!is_mine()) return;  // the communicator reports that with a better message
   Lock lock(mutex_);
+  if (is_executor()) {
+    while (!turn_->inner.empty()) execute(lock, turn_->inner);
+    return;
+  }
   const uint64_t last = submitted_count_;
-  if (wait_until(lock, -1, [&] { return finished_count_ >= last; }) == Waited::kInterrupted)
+  if (wait_until(lock, -1, nullptr, [&] { return finished_count_ >= last; }) ==
+      Waited::kInterrupted)
     throw Error(HSGD_ERR_INTERRUPTED, -1,
                 "the wait for earlier asynchronous calls was interrupted");
 }
@@ -154,7 +211,13 @@ int Submissions::wait(const Request& request, double timeout_s, hsgd_error* err)
                     "this request belongs to another process, of which this one is a forked child");
     }
     Lock lock(mutex_);
-    waited = wait_until(lock, timeout_s, [&] { return request.done(); });
+    if (is_executor()) {
+      while (!request.done() && execute_within(lock)) continue;
+      if (!request.done())
+        return report(err, HSGD_ERR_SYSTEM, -1, "a function in the queue waits for its own end");
+    } else {
+      waited = wait_until(lock, timeout_s, &request, [&] { return request.done(); });
+    }
   }
   if (waited == Waited::kTimeout) {
     return report(
@@ -172,10 +235,15 @@ int Submissions::wait(const Request& request, double timeout_s, hsgd_error* err)
 
 void Submissions::close() {
   Lock lock(mutex_);
-  wait_until(lock, -1, [&] { return finished_count_ == submitted_count_; });
+  if (is_executor()) {
+    while (execute_within(lock)) continue;
+  } else {
+    wait_until(lock, -1, nullptr, [&] { return finished_count_ == submitted_count_; });
+  }
   communicator_ = nullptr;
   work_.notify_all();
   lock.unlock();
+  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
   if (thread_.joinable()) thread_.join();
 }
 

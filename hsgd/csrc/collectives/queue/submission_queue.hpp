@@ -1,10 +1,11 @@
-// Submissions: executes submitted collectives later, in the order of submission.
+// Submissions: executes submitted collectives and functions later, in the order of submission.
 //
 // Owns the queue of one communicator and the thread that executes it (started by the first
 // submission, asleep while the queue is empty). Each request owns copies of its label and counts,
 // and its outcome. A caller that waits without a time limit executes the next request itself if the
-// thread has not begun it. Never touches a caller's buffers once a request is done, never calls
-// hsgd_options.interrupted in its own thread, and does nothing in a forked child.
+// thread has not begun it; a function only if it waits for that one. Never touches a caller's
+// buffers once a request is done, never calls hsgd_options.interrupted in its own thread, and does
+// nothing in a forked child.
 #ifndef HSGD_COLLECTIVES_QUEUE_SUBMISSION_QUEUE_HPP_
 #define HSGD_COLLECTIVES_QUEUE_SUBMISSION_QUEUE_HPP_
 
@@ -24,7 +25,7 @@
 
 namespace hsgd {
 
-// One submitted collective.
+// One submitted collective or function.
 class Request {
  public:
   // Copies everything `call` points to, except the buffers. `size`: number of ranks, the length of
@@ -53,7 +54,7 @@ class Request {
   std::atomic<bool> done_{false};
 };
 
-class Submissions {
+class Submissions : public std::enable_shared_from_this<Submissions> {
  public:
   using Execute = void (*)(Communicator&, const hsgd_call&);  // blocks; throws Error
 
@@ -64,6 +65,8 @@ class Submissions {
 
   // Queues a call; never blocks. Throws if the communicator cannot be used by another thread.
   std::shared_ptr<Request> submit(const hsgd_call& call);
+  // Executes a function in its turn, and blocks; starts no thread. Throws if interrupted.
+  void run_function(const hsgd_call& call);
   // Waits until all earlier submissions are done, with or without an error. Every blocking
   // collective calls it first; it costs one load if nothing is open. Partner: execute_next().
   void keep_order() {
@@ -73,7 +76,8 @@ class Submissions {
   // that is not negative. An interrupted wait breaks the communicator, as an interrupted collective
   // does.
   int wait(const Request& request, double timeout_s, hsgd_error* err);
-  // Finishes all open requests and ends the thread.
+  // Finishes all open requests and ends the thread. A function may call it, too: the thread ends
+  // after that function.
   void close();
   bool is_mine() const { return owner_.is_this_process(); }
 
@@ -81,12 +85,24 @@ class Submissions {
   enum class Waited { kDone, kTimeout, kInterrupted };
   using Lock = std::unique_lock<std::mutex>;
 
+  using Queue = std::deque<std::shared_ptr<Request>>;
+  // A request in execution, and what its function has submitted, which comes next. Functions that
+  // wait in a function are executed within it.
+  struct Turn {
+    Turn* outer;
+    Queue inner;
+  };
+
+  std::shared_ptr<Request> push(const hsgd_call& call, bool needs_thread);
   void drain();
   void start_thread();
   void work();
+  hsgd_status execute(Lock& lock, Queue& queue);
   hsgd_status execute_next(Lock& lock);
+  bool is_executor() const { return executor_ == std::this_thread::get_id(); }
+  bool execute_within(Lock& lock);
   template <class Finished>
-  Waited wait_until(Lock& lock, double timeout_s, Finished&& finished);
+  Waited wait_until(Lock& lock, double timeout_s, const Request* awaited, Finished&& finished);
   bool take_interrupt(Lock& lock) const;
 
   Owner owner_;
@@ -97,8 +113,11 @@ class Submissions {
   std::condition_variable finished_;  // others wait: a request is done
   Communicator* communicator_;        // nullptr once closed
   Execute execute_;
-  std::deque<std::shared_ptr<Request>> queue_;
-  bool executing_ = false;  // a thread executes; one request at a time, in order
+  Queue queue_;
+  Queue next_;                // submitted by the function that was executed last
+  bool executing_ = false;    // a thread executes; one request at a time, in order
+  std::thread::id executor_;  // that thread
+  Turn* turn_ = nullptr;
   uint64_t submitted_count_;
   uint64_t finished_count_;
   std::thread thread_;
