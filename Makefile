@@ -192,24 +192,24 @@ prepare-test:
 
 $(BASE): | prepare
 	[ -x $(BIN)/python ] || '$(PYTHON)' -m venv $(VENV)
-	$(PIP) install 'setuptools>=77,<81' wheel 'nanobind>=2.4' '$(HSGD_TORCH)' $(HSGD_MPI)
+	$(PIP) install --no-compile 'setuptools>=77,<81' wheel 'nanobind>=2.4' '$(HSGD_TORCH)' $(HSGD_MPI)
 	rm -f $(VENV)/.base-*
 	touch $@
 
 build/mpi/%/.made: | $(BASE)
-	$(PIP) install --ignore-installed --no-deps --no-warn-script-location --prefix build/mpi/$* $*
+	$(PIP) install --no-compile --ignore-installed --no-deps --no-warn-script-location --prefix build/mpi/$* $*
 	touch $@
 
 $(VENV)/.demo: $(BASE) $(SOURCES)
-	$(PIP) install --no-build-isolation -e '.[demo]'
+	$(PIP) install --no-compile --no-build-isolation -e '.[demo]'
 	touch $@
 
 $(VENV)/.dev: $(BASE) $(OTHER) $(SOURCES)
-	$(PIP) install --no-build-isolation -e '.[dev]'
+	$(PIP) install --no-compile --no-build-isolation -e '.[dev]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.release: $(VENV)/.dev
-	$(PIP) install --no-build-isolation -e '.[dev,release]'
+	$(PIP) install --no-compile --no-build-isolation -e '.[dev,release]'
 	touch $@
 
 $(VENV)/.horovod: $(BASE) hsgd/jobs/launch/horovod_wheel.py hsgd/jobs/launch/mpi_compiler.py

@@ -6,11 +6,12 @@ the process ends without MPI_Finalize and makes no other such call.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
+from hsgd.base.call_in_thread import call_in_thread
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.jobs.environment import ending, launcher_variables
@@ -58,14 +59,16 @@ def call_within(
     try:
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             return call()
-        attempt = _Attempt(call)
-        over = False
         try:
-            over = attempt.returns_within(timeout_s)
+            attempt = call_in_thread("hsgd-mpi-call", call)
+        except RuntimeError as error:
+            raise HsgdError(f"{what}: no thread could be started ({error})") from error
+        try:
+            wait([attempt], timeout_s)
         finally:
-            over = over or attempt.is_over()
+            over = attempt.done()
             if not over:
-                ending.give_up(what, attempt.is_over)
+                ending.give_up(what, attempt.done)
                 given_up()
         if over:
             return attempt.result()
@@ -110,39 +113,3 @@ def _deaths(mpi: Any) -> set[int]:
     """Return the MPI error classes that report an ended rank; an MPI without ULFM has none."""
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
     return {getattr(mpi, name, mpi.ERR_UNKNOWN) for name in names} - {mpi.ERR_UNKNOWN}
-
-
-class _Attempt(Generic[Made]):
-    """A call in its own thread."""
-
-    def __init__(self, call: Callable[[], Made]) -> None:
-        self._call = call
-        self._done = threading.Event()
-        self._returned: list[Made] = []
-        self._raised: list[BaseException] = []
-
-    def returns_within(self, timeout_s: float) -> bool:
-        """Start the call; return whether it ended within `timeout_s`."""
-        try:
-            threading.Thread(target=self._work, name="hsgd-mpi-call", daemon=True).start()
-        except RuntimeError as error:
-            self._done.set()
-            raise HsgdError(f"a call of MPI: no thread could be started ({error})") from error
-        return self._done.wait(timeout_s)
-
-    def is_over(self) -> bool:
-        """Return whether the call has ended, or could not start."""
-        return self._done.is_set()
-
-    def result(self) -> Made:
-        """Return its result or raise its error; only once."""
-        if self._raised:
-            raise self._raised.pop()  # popped: an error keeps the frame that raises it
-        return self._returned.pop()
-
-    def _work(self) -> None:
-        try:
-            self._returned.append(self._call())
-        except BaseException as error:
-            self._raised.append(error)
-        self._done.set()

@@ -7,13 +7,13 @@ import os
 import selectors
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+from hsgd.base.call_in_thread import call_in_thread
 from hsgd.errors import LaunchError
 from hsgd.jobs.elastic.job_events import JobEvents
 from hsgd.jobs.elastic.node_rounds import Rounds
@@ -29,7 +29,7 @@ _ASK_S = 1.0  # between polls of the rendezvous, whose answer lists all nodes
 _END_S = 5.0  # for workers that were asked to end
 _LEAVE_S = 1.5  # for workers that notice a broken world themselves
 _ABORT_S = 1.0  # for workers that got this message and may wait for a late rank
-Result = TypeVar("Result")
+_ROUND_THREAD = "hsgd-agent-round"
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class NodeAgent:
             self._next_ask_s = now + _ASK_S
             ended = self._events.ended()
             if next(node for node in self._members if node not in ended) == self._options.node:
-                self._others_wait = _in_thread(self._rounds.others_wait)
+                self._others_wait = call_in_thread(_ROUND_THREAD, self._rounds.others_wait)
         elif self._others_wait is not None and self._others_wait.done():
             if self._others_wait.result():
                 self._ask_for_update()
@@ -314,7 +314,7 @@ class NodeAgent:
                 self._drained,
                 candidates,
             )
-            self._forming = _in_thread(self._rounds.next, row)
+            self._forming = call_in_thread(_ROUND_THREAD, self._rounds.next, row)
             self._forming.add_done_callback(lambda _: os.write(self._woken, b"f"))
 
     def _is_patient(self) -> bool:
@@ -473,17 +473,3 @@ class NodeAgent:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def _in_thread(function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-    """Call a function in a thread that the end of the process does not wait for."""
-    future: Future[Result] = Future()
-
-    def call() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, name="hsgd-agent-round", daemon=True).start()
-    return future

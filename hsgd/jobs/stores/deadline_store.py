@@ -9,10 +9,11 @@ further ones.
 from __future__ import annotations
 
 import atexit
-import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
+from hsgd.base.call_in_thread import call_in_thread
 from hsgd.errors import CollectiveTimeout
 
 __all__ = ["DeadlineStore"]
@@ -61,31 +62,14 @@ class DeadlineStore:
     def _ask(self, limit_s: float, request: Callable[..., _T], *arguments: Any) -> _T:
         if self._is_silent:
             raise self._silence(limit_s)
-        answers: list[_T] = []
-        errors: list[BaseException] = []
-
-        def ask() -> None:
-            try:
-                answers.append(request(*arguments))
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=ask, name="hsgd-store", daemon=True)
-        thread.start()
-        thread.join(limit_s)
-        if errors:
-            error = errors.pop()  # its traceback refers to this frame, which should not hold it
-            try:
-                raise error
-            finally:
-                del error
-        if not answers:
+        answer = call_in_thread("hsgd-store", request, *arguments)
+        if wait([answer], limit_s).not_done:
             self._is_silent = True
             # If its request returned during the interpreter's end, the thread would be killed
             # within C++.
-            atexit.register(thread.join, _LAST_WAIT_S)
+            atexit.register(wait, [answer], _LAST_WAIT_S)
             raise self._silence(limit_s)
-        return answers[0]
+        return answer.result()
 
     def _silence(self, limit_s: float) -> CollectiveTimeout:
         return CollectiveTimeout(

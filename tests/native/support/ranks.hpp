@@ -110,7 +110,7 @@ namespace ranks {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kOperations = 400;
 #else
-constexpr int kOperations = 3000;
+constexpr int kOperations = 1000;
 #endif
 // Of two dozen ranks, whose turns on few cores the thread sanitizer makes very long.
 #if defined(__SANITIZE_THREAD__)
