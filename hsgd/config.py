@@ -125,6 +125,10 @@ class Config:
         "HSGD_INTERFACES", "all", str, "names of network interfaces, as eth0,eth1"
     )
     """Interfaces for TCP, with commas, in order of preference; "all" is all but loopback."""
+    step_dir: str = _variable(  # type: ignore[assignment]
+        "HSGD_STEP_DIR", "", str, "a folder that all nodes share"
+    )
+    """Under srun without MPI: where rank 0 tells the others its address; "" is the user's cache."""
     slots: int = _variable(  # type: ignore[assignment]
         "HSGD_SLOTS", 4, _between(int, 3, 64), "a whole number from 3 to 64"
     )

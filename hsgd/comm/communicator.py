@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,7 +28,7 @@ from hsgd.base.closing import (
 )
 from hsgd.base.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.base.rows import even_rows
-from hsgd.comm.connect import torchrun
+from hsgd.comm.connect import mpi_calls, torchrun
 from hsgd.comm.connect.mpi_calls import call_within
 from hsgd.comm.connect.tcp_meeting import meet_over_store, meet_within
 from hsgd.comm.handle import Handle
@@ -36,7 +38,9 @@ from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra, PeerLost, about
 from hsgd.jobs.environment import agent_link, ending, launcher_variables
 from hsgd.jobs.environment.launched_once import launched_once
+from hsgd.jobs.environment.scheduled_step import ScheduledStep, scheduled_step
 from hsgd.jobs.stores.board import Board
+from hsgd.jobs.stores.step_store import step_store
 
 if TYPE_CHECKING:
     from hsgd import _native
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "OPS", "Comm", "Op"]
 
 _code_of = OP_CODES.get  # a bound method: the lookup on an imported name is slower
+_step_numbers = itertools.count()  # of communicators of all ranks of a scheduler's step
 _REFUSED_S = 1.0  # seconds; ranks that refuse a communicator do so together
 _EQUAL = (
     *("oneshot_bytes", "chunk_bytes", "wire_oneshot_bytes", "wire_chunk_bytes", "wire_radix"),
@@ -125,6 +130,10 @@ class Comm(Closing):
             board = _board(store, place, torchrun.next_prefix(), config.timeout_s, "Comm")
             self._keep_over_store(board, config)
             return
+        step = scheduled_step() if comm is None else None
+        if step is not None and not mpi_calls.may_join(step):
+            self._keep_in_step(step, config)
+            return
         try:
             from mpi4py import MPI
         except ImportError as error:
@@ -137,6 +146,9 @@ class Comm(Closing):
             raise TypeError(
                 f"Comm: expected an mpi4py intracommunicator, got {type(comm).__name__}"
             )
+        if step is not None and world.size == 1:  # an MPI that does not know this scheduler
+            self._keep_in_step(step, config)
+            return
         library = _mpi_library(MPI)
         if world != MPI.COMM_SELF:
             launcher_variables.refuse_alone(
@@ -154,6 +166,17 @@ class Comm(Closing):
         if of_all:
             ending.prepare_goodbye(world, config.timeout_s)
         self._config, self._mpi = config, world
+
+    def _keep_in_step(self, step: ScheduledStep, config: Config) -> None:
+        number = next(_step_numbers)
+        if step.is_on_one_node:
+            path = f"@hsgd-{os.geteuid()}-{step.name}-{number}"
+            self._keep_local(path, step.rank, step.size, config)
+            return
+        store = step_store(step, config.step_dir, config.timeout_s)
+        place = step.rank, step.size
+        board = _board(store, place, f"hsgd/comm/{number}", config.timeout_s, "Comm")
+        self._keep_over_store(board, config)
 
     @classmethod
     def local(cls, path: str, rank: int, size: int, config: Config | None = None) -> Comm:

@@ -27,6 +27,7 @@ PYTHON_ONLY = {
     "check_replicas",
     "overlap",
     "interfaces",
+    "step_dir",
     "cuda_library",
     "nccl_library",
     "device_chunk_bytes",

@@ -6,17 +6,21 @@ the process ends without MPI_Finalize and makes no other such call.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
 from typing import Any, TypeVar
 
+from hsgd.base import built
 from hsgd.base.call_in_thread import call_in_thread
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.jobs.environment import ending, launcher_variables
+from hsgd.jobs.environment.scheduled_step import ScheduledStep, pmi_variables
 
-__all__ = ["call_within", "communicator_of", "world"]
+__all__ = ["call_within", "communicator_of", "may_join", "world"]
 
 _LATE = (
     "though all ranks had come to it: one has ended, was stopped or hangs since, or a link is cut; "
@@ -77,6 +81,20 @@ def call_within(
             raise PeerLost(f"{what}: a rank ended before it returned ({error})") from error
         raise HsgdError(f"{what}: {error}") from error
     raise CollectiveTimeout(f"{what}: did not return within {timeout_s:g} s, {late}")
+
+
+def may_join(step: ScheduledStep) -> bool:
+    """Return whether MPI may know the ranks of `step`; equal on all of them, local.
+
+    An MPI that the scheduler did not prepare sees each rank alone, or ends the process.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            return bool(MPI.COMM_WORLD.size == step.size)
+    has_mpi = bool(built.read().mpis) and importlib.util.find_spec("mpi4py") is not None
+    return has_mpi and bool(pmi_variables())
 
 
 def world() -> Any:

@@ -6,11 +6,12 @@ import itertools
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hsgd.errors import LaunchError
+from hsgd.jobs.environment.host_list import expanded
 from hsgd.jobs.environment.launchers import number
 from hsgd.jobs.launch.mpirun import MOST_RANKS, Host
 
@@ -18,7 +19,6 @@ __all__ = ["Allocation", "allocation", "is_managed", "spread", "tasks"]
 
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PE_HOSTFILE", "OAR_JOB_ID")
 _NODE_FILES = ("PBS_NODEFILE", "OAR_NODEFILE", "COBALT_NODEFILE")
-_PART = re.compile(r"\[([^][]*)\]|,|[^][,]+")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _slurm(environ: Mapping[str, str], ranks: int) -> Allocation | None:
     if not text:
         return None
     source = f"SLURM_JOB_NODELIST={text}"
-    names = list(itertools.islice(_expanded(source, text), MOST_RANKS))
+    names = list(itertools.islice(expanded(source, text), MOST_RANKS))
     own = environ.get("SLURMD_NODENAME", "")  # Slurm's name may be none of this host's names
     if own in names and not Host(own, 1).is_here:
         names[names.index(own)] = socket.gethostname()
@@ -121,34 +121,6 @@ def _slurm(environ: Mapping[str, str], ranks: int) -> Allocation | None:
             f"each of these {len(names)} hosts; give hosts and slots with -H"
         )
     return Allocation(source, tuple(map(Host, names, found)))
-
-
-def _expanded(source: str, text: str) -> Iterator[str]:
-    """Yield the names of "node[1-3,07],login"; commas in brackets do not separate names."""
-    parts: list[list[str]] = []
-    at = 0
-    for match in (*_PART.finditer(f"{text},"),):
-        if match.start() != at:
-            break
-        at = match.end()
-        if match[0] == ",":
-            yield from map("".join, itertools.product(*parts))
-            parts = []
-        else:
-            parts.append(_range(source, match[1]) if match[1] is not None else [match[0]])
-    if at != len(text) + 1:
-        raise LaunchError(f'{source}: "{text[at:]}" is no list of hosts; give them with -H')
-
-
-def _range(source: str, text: str) -> list[str]:
-    names: list[str] = []
-    for item in text.split(","):
-        first, _, last = item.partition("-")
-        last = last or first
-        if not (first.isdigit() and last.isdigit()) or int(last) - int(first) >= MOST_RANKS:
-            raise LaunchError(f'{source}: "{item}" is no range of hosts; give them with -H')
-        names += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-    return names
 
 
 def _repeated(name: str, text: str) -> list[int]:
