@@ -36,7 +36,7 @@ LocalGroup::Settings settings_for(const Place& place, const NodeMap& map,
   settings.rank = place.local_rank;
   settings.size = place.local_size;
   for (int rank = 0; rank < place.local_size; ++rank)
-    settings.world_ranks.push_back(map.rank(map.first(map.node()) + rank));
+    settings.names.push_back(map.rank(map.first(map.node()) + rank));
   settings.layout = sizes.layout();
   settings.flat_ranks = static_cast<int>(options.flat_ranks);
   settings.one_out_ring = place.node_count > 1;
@@ -79,7 +79,7 @@ Context::Context(const std::string& path, Listener* listener, Place place,
       inputs_(static_cast<size_t>(std::max(place_.local_size, place_.node_count))),
       setup_watch_(watch) {
   for (int rank = 0; rank < place_.local_size; ++rank) {
-    HSGD_CHECK(group_->world_rank(rank) == map_.rank(map_.first(map_.node()) + rank));
+    HSGD_CHECK(group_->name(rank) == map_.rank(map_.first(map_.node()) + rank));
   }
 }
 
@@ -137,7 +137,7 @@ int Context::node_of(int world_rank) const {
 
 int Context::local_rank_of(int world_rank) const {
   for (int rank = 0; rank < place_.local_size; ++rank) {
-    if (group_->world_rank(rank) == world_rank) return rank;
+    if (group_->name(rank) == world_rank) return rank;
   }
   return -1;
 }

@@ -104,7 +104,7 @@ std::shared_ptr<SharedBuffer> Communicator::share(uint64_t id, size_t bytes, siz
   PeerWatch watch(node(), what);
   try {
     return std::make_shared<SharedBuffer>(
-        id, node().rank(), node().world_ranks(), bytes, available, node().next_meeting(),
+        id, node().rank(), node().names(), bytes, available, node().next_meeting(),
         Deadline(options().timeout_s, options().interrupted, &watch));
   } catch (const Error& error) {
     const bool late = error.code() == HSGD_ERR_TIMEOUT;

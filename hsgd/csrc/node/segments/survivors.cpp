@@ -55,9 +55,9 @@ void check_left_out(const LocalGroup& local) {
   if (contains(members, local.rank())) return;
   std::string names;
   for (const int member : members) {
-    names += (names.empty() ? "" : ", ") + std::to_string(local.world_rank(member));
+    names += (names.empty() ? "" : ", ") + std::to_string(local.name(member));
   }
-  const int me = local.world_rank(local.rank());
+  const int me = local.name(local.rank());
   throw Error(HSGD_ERR_CLOSED, me,
               text("rank %d (this process) was left out: it did not call shrink() in time, and "
                    "rank(s) %s continued without it; end it, or restart it as a new rank",
@@ -220,14 +220,14 @@ void Regroup::check_members() const {
   for (const int member : members_) {
     const bool left = left_[static_cast<size_t>(member)];
     if (!left && local_.survival(member).came.load() == number_of(round_) + 1) continue;
-    throw Error(HSGD_ERR_PEER_LOST, local_.world_rank(member),
+    throw Error(HSGD_ERR_PEER_LOST, local_.name(member),
                 "shrink: " + local_.person(member) + (left ? " left" : " gave up"));
   }
   if (!deadline_.passed()) return;
   for (const int member : members_) {
     if (local_.survival(member).joined.load() == number_of(round_) + 1) continue;
     throw Error(
-        HSGD_ERR_TIMEOUT, local_.world_rank(member),
+        HSGD_ERR_TIMEOUT, local_.name(member),
         text("shrink: %s did not join within %g s", local_.person(member).c_str(), timeout_s_));
   }
 }
