@@ -157,10 +157,10 @@ class LocalGroup {
   void check_alive(int rank, const std::string& what) const;
   // For missing(): shows the others that this rank waits, and notes which of them wait.
   void see_who_waits(uint64_t sequence);
-  // Returns "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; writes the world
-  // rank of the first one to `first`.
+  // Returns "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; writes the name
+  // of the first one to `first`.
   std::string missing(uint64_t sequence, int* first) const;
-  // Returns the world rank that missing() would name first among the ranks that have not called the
+  // Returns the local rank that missing() would name first among the ranks that have not called the
   // collective, or have not looked for long; -1: none. Cheaper: for each look.
   int awaited(uint64_t sequence) const;
   // Returns true if no lower rank of this node waits, according to see_who_waits().

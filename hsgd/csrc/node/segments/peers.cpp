@@ -81,11 +81,11 @@ int LocalGroup::awaited(uint64_t sequence) const {
   int64_t oldest_ns = kLongNs;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    if (!is_open(peer, sequence)) return name(peer);
+    if (!is_open(peer, sequence)) return peer;
     const int64_t age_ns = now - peers_[static_cast<size_t>(peer)].looked_at_ns;
     if (age_ns <= oldest_ns) continue;
     oldest_ns = age_ns;
-    silent = name(peer);
+    silent = peer;
   }
   return silent;
 }

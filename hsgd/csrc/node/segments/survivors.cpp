@@ -64,10 +64,12 @@ void check_left_out(const LocalGroup& local) {
                    me, names.c_str()));
 }
 
-Regroup::Regroup(LocalGroup& local, double timeout_s, Deadline::Interrupted interrupted)
+Regroup::Regroup(LocalGroup& local, double timeout_s, Deadline::Interrupted interrupted,
+                 bool keeps_names)
     : local_(local),
       timeout_s_(timeout_s),
       interrupted_(interrupted),
+      keeps_names_(keeps_names),
       deadline_(timeout_s),
       left_(static_cast<size_t>(local.size())) {
   if (local.size() > Survival::kMostRanks) {
@@ -161,8 +163,10 @@ bool Regroup::take_part(const Make& make) {
     wait_until([&] { return everybody_joined(); });
     move_to(settled);
   } catch (const Error& error) {
-    // The failure of another member, such as out of memory, has its rank in the new numbering.
-    const auto me = std::find(members_.begin(), members_.end(), local_.rank()) - members_.begin();
+    // The failure of another member, such as out of memory, has its name in the new group.
+    const auto number =
+        std::find(members_.begin(), members_.end(), local_.rank()) - members_.begin();
+    const auto me = keeps_names_ ? local_.name(local_.rank()) : static_cast<int>(number);
     const bool of_another = error.rank() >= 0 && error.rank() != me;
     const bool is_lost = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
     if (!is_lost && !of_another) throw;
