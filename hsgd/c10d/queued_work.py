@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from hsgd.c10d.diagnostics import tracing
-from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.work import HsgdWork, Worker, unfinished
 from hsgd.errors import HsgdError
 
@@ -26,7 +24,6 @@ class QueuedWork(dist.Work):
     Args:
         what: its name in errors.
         tensors: those of the result.
-        members: global ranks, by group rank.
         worker: the group's; it runs the callbacks of the future.
     """
 
@@ -35,12 +32,11 @@ class QueuedWork(dist.Work):
         request: _native.Request,
         what: str,
         tensors: list[torch.Tensor],
-        members: Sequence[int],
         worker: Worker,
     ) -> None:
         super().__init__()
         self._request, self._what, self._tensors = request, what, tensors
-        self._members, self._worker = members, worker
+        self._worker = worker
         self._followed: HsgdWork | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -51,11 +47,8 @@ class QueuedWork(dist.Work):
         return self._wait(seconds)
 
     def _wait(self, seconds: float) -> bool:
-        try:
-            if not self._request.wait(seconds if seconds > 0 else -1.0):
-                raise unfinished(self._what, seconds)
-        except HsgdError as error:
-            raise in_global_ranks(error, self._members) from None
+        if not self._request.wait(seconds if seconds > 0 else -1.0):
+            raise unfinished(self._what, seconds)
         return True
 
     def synchronize(self) -> None:

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from hsgd.c10d import overloads
 from hsgd.c10d.diagnostics import tracing
-from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.queued_work import QueuedWork
-from hsgd.errors import HsgdError
 
 if TYPE_CHECKING:
     from hsgd.c10d.collectives import Collectives
@@ -70,18 +68,14 @@ def at_once(native: str, arguments: int, what: str) -> Callable[[Method], Method
             if not is_usual or tracing.is_on() or not self._is_unwatched():
                 return method(self, *given, **named)
             run = getattr(comm._native, native)
-            members = self._board.members
-            try:
-                taken = run(*given) if worker.is_unused else worker.run_if_free(run, given)
-            except HsgdError as error:
-                raise in_global_ranks(error, members) from None
+            taken = run(*given) if worker.is_unused else worker.run_if_free(run, given)
             if taken is None:
                 return None
             if taken is False:
                 return method(self, *given)
             output = given[0]
             tensors = output if isinstance(output, list) else [output]
-            return QueuedWork(taken, what, tensors, members, worker)
+            return QueuedWork(taken, what, tensors, worker)
 
         return cast(Method, call)
 
