@@ -31,7 +31,6 @@ from hsgd.c10d.backward import Backward
 from hsgd.c10d.ddp_buckets import SharedBuckets
 from hsgd.c10d.diagnostics import flight_recorder, tracing
 from hsgd.c10d.diagnostics.flight_recorder import FlightRecorder
-from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.rendezvous import meet, open_board
 from hsgd.c10d.root_refusal import refused_by_root, telling
 from hsgd.c10d.routes import at_once, by_device
@@ -39,7 +38,7 @@ from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.work import HsgdWork
 from hsgd.comm.communicator import Comm
 from hsgd.config import Config
-from hsgd.errors import HsgdError, SignatureMismatch
+from hsgd.errors import SignatureMismatch
 
 __all__ = ["Collectives"]
 
@@ -119,7 +118,7 @@ class Collectives(dist.ProcessGroup):
         given: Sequence[Tensor] | None = None,
     ) -> HsgdWork:
         """Submit a collective: `tensors` get the result; `given` is the input, if it differs."""
-        members, recorder = self._board.members, self._flight_recorder()
+        recorder = self._flight_recorder()
         given = tensors if given is None else given
         recorded = recorder and functools.partial(recorder.run, what, call, given, tensors)
         run = recorded or call
@@ -128,12 +127,9 @@ class Collectives(dist.ProcessGroup):
             try:
                 run()
             except SignatureMismatch as error:
-                refused = refused_by_root(error, what, members)
-                raise refused or in_global_ranks(error, members) from None
-            except HsgdError as error:
-                raise in_global_ranks(error, members) from None
+                raise refused_by_root(error, what) or error from None
 
-        work = HsgdWork(what, tensors, self._queue, members, execute)
+        work = HsgdWork(what, tensors, self._queue, execute)
         blocking = torch_versions.is_blocking(opts)
         asked_s = opts.timeout.total_seconds() if opts is not None else 0.0
         limit_s = min(self._limit_now(), asked_s if asked_s > 0 else self._limit_s)

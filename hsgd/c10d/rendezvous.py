@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import distributed
 
-from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.comm.communicator import Comm
-from hsgd.comm.connect.mpi_calls import communicator_of
+from hsgd.comm.connect.mpi_calls import communicator_of, may_join, world_size
 from hsgd.config import Config
-from hsgd.errors import HsgdError, LaunchError
+from hsgd.errors import LaunchError
 from hsgd.jobs.environment import launcher_variables
 from hsgd.jobs.environment.launched_once import launched_once
+from hsgd.jobs.environment.scheduled_step import scheduled_step
 from hsgd.jobs.stores.board import Board
 
 __all__ = ["meet", "open_board"]
@@ -34,6 +34,8 @@ def open_board(store: object, name: str, rank: int, members: list[int], timeout_
 def meet(board: Board, config: Config) -> Comm:
     """Make the communicator of a new group; collective over its members, blocking.
 
+    Its errors call the ranks by their numbers in the job.
+
     Raises:
         CollectiveTimeout: names the ranks that did not join.
         LaunchError: torch's variables make each rank of a launched job a job of its own.
@@ -41,23 +43,18 @@ def meet(board: Board, config: Config) -> Comm:
     size = os.environ.get("WORLD_SIZE")  # trust arguments, not an image's variables
     if size == str(len(board.members)) and not distributed.is_initialized():
         _refuse_alone(os.environ)
-    ranks = [
-        rank
-        for rank in board.exchange("rank", launcher_variables.usable_mpi_rank(os.environ))
-        if rank is not None
-    ]
+    ranks = [rank for rank in board.exchange("rank", _mpi_rank()) if rank is not None]
     if len(set(ranks)) == len(board.members):
-        return _over_mpi(ranks, config)
-    try:
-        return Comm.over_store(
-            board.store,
-            board.rank,
-            len(board.members),
-            prefix=f"{board.prefix}/comm",
-            config=config,
-        )
-    except HsgdError as error:
-        raise in_global_ranks(error, board.members) from None
+        return _over_mpi(ranks, config, board.members)
+    return Comm.over_board(board, config)
+
+
+def _mpi_rank() -> int | None:
+    """Return the rank in MPI.COMM_WORLD, or None if MPI cannot connect the ranks; local."""
+    step = scheduled_step()
+    if step is None or (may_join(step) and world_size() > 1):
+        return launcher_variables.usable_mpi_rank(os.environ)
+    return None
 
 
 def _refuse_alone(environ: Mapping[str, str]) -> None:
@@ -73,10 +70,10 @@ def _refuse_alone(environ: Mapping[str, str]) -> None:
     )
 
 
-def _over_mpi(ranks: list[int], config: Config) -> Comm:
+def _over_mpi(ranks: list[int], config: Config, members: Sequence[int]) -> Comm:
     """Make it over MPI; all members are there, and other ranks take no part."""
     mpi = communicator_of(ranks, config, "the ranks of a group")
     try:
-        return Comm(mpi, config)  # duplicates it
+        return Comm.over_mpi(mpi, config, members)  # duplicates it
     finally:
         mpi.Free()

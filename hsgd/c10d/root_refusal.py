@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -32,16 +32,13 @@ def telling(what: str, comm: Comm) -> Iterator[None]:
         raise
 
 
-def refused_by_root(
-    error: SignatureMismatch, what: str, members: Sequence[int]
-) -> SignatureMismatch | None:
-    """Return the error of waiting ranks, in global ranks, if a root refused; else None."""
+def refused_by_root(error: SignatureMismatch, what: str) -> SignatureMismatch | None:
+    """Return the error of waiting ranks if a root refused; else None."""
     for rank, name in zip(error.ranks, error.names, strict=True):
         if name is not None and name.endswith(_REFUSED):
             refused = SignatureMismatch(
-                f"{what}: the root, rank {members[rank]}, refused its own arguments; "
-                "see what it says"
+                f"{what}: the root, rank {rank}, refused its own arguments; see what it says"
             )
-            refused.rank, refused.ranks = members[rank], error.ranks
+            refused.rank, refused.ranks = rank, error.ranks
             return refused
     return None

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from hsgd.c10d import overloads
 from hsgd.c10d.diagnostics import tracing
-from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.work import HsgdWork
-from hsgd.errors import HsgdError
 
 if TYPE_CHECKING:
     from hsgd.c10d.collectives import Collectives
@@ -69,18 +67,14 @@ def at_once(native: str, arguments: int, what: str) -> Callable[[Method], Method
             is_usual = len(given) == arguments and not named and comm is not None
             if not is_usual or tracing.is_on() or not self._is_unwatched():
                 return method(self, *given, **named)
-            members = self._board.members
-            try:
-                taken = getattr(comm._native, native)(*given)
-            except HsgdError as error:
-                raise in_global_ranks(error, members) from None
+            taken = getattr(comm._native, native)(*given)
             if taken is None:
                 return None
             if taken is False:
                 return method(self, *given)
             output = given[0]
             tensors = output if isinstance(output, list) else [output]
-            return HsgdWork(what, tensors, comm, members, request=taken)
+            return HsgdWork(what, tensors, comm, request=taken)
 
         return cast(Method, call)
 

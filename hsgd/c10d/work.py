@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from hsgd.c10d import NAME
 from hsgd.c10d.diagnostics import tracing
-from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.errors import CollectiveTimeout, HsgdError
 
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ class HsgdWork(dist.Work):
         what: its name in errors.
         tensors: those of the result.
         comm: the communicator of the group.
-        members: global ranks, by group rank.
         call: makes the collective, which then begins with start(); None if `request` is one that
             the core executes without Python.
     """
@@ -67,13 +65,12 @@ class HsgdWork(dist.Work):
         what: str,
         tensors: list[torch.Tensor],
         comm: Comm | None,
-        members: Sequence[int] = (),
         call: Callable[[], object] | None = None,
         request: Request | None = None,
     ) -> None:
         super().__init__()
         self._what, self._tensors = what, tensors
-        self._comm, self._members = comm, members
+        self._comm = comm
         self._call = call
         self._request = request
         self.is_native = request is not None
@@ -178,10 +175,7 @@ class HsgdWork(dist.Work):
         if seconds <= 0:
             seconds = _WITH_LIMIT_S if self._threaded else -1.0
         with tracing.UNTRACED if self._request.done() else tracing.waiting(self._what):
-            try:
-                return self._request.wait(seconds)
-            except HsgdError as error:  # of one without a function
-                raise in_global_ranks(error, self._members) from None
+            return self._request.wait(seconds)
 
     def _unfinished(self, seconds: float, state: str) -> CollectiveTimeout:
         return CollectiveTimeout(

@@ -149,6 +149,21 @@ class Comm(Closing):
         if step is not None and world.size == 1:  # an MPI that does not know this scheduler
             self._keep_in_step(step, config)
             return
+        self._keep_over_mpi(world, config, None)
+
+    @classmethod
+    def over_mpi(cls, comm: Any, config: Config, rank_names: Sequence[int] | None) -> Comm:
+        """Make one over an mpi4py intracommunicator; collective, blocking.
+
+        Errors call its ranks by `rank_names`, None: by their ranks in it.
+        """
+        self = cls.__new__(cls)
+        self._keep_over_mpi(comm, config, rank_names)
+        return self
+
+    def _keep_over_mpi(self, world: Any, config: Config, rank_names: Sequence[int] | None) -> None:
+        from mpi4py import MPI
+
         library = _mpi_library(MPI)
         if world != MPI.COMM_SELF:
             launcher_variables.refuse_alone(
@@ -158,7 +173,8 @@ class Comm(Closing):
             ending.watch(config.abort_after_s)
         of_all = 1 < world.size == MPI.COMM_WORLD.size
         try:
-            self._keep(library.create(MPI._addressof(world), native_options(config)))
+            options = native_options(config, rank_names)
+            self._keep(library.create(MPI._addressof(world), options))
         except Exception as error:
             if of_all and not isinstance(error, (PeerLost, CollectiveTimeout)):  # on all ranks
                 ending.prepare_goodbye(world, min(config.timeout_s, _REFUSED_S))
@@ -238,7 +254,6 @@ class Comm(Closing):
             SharedMemoryError: shared memory is missing.
             Exception: whatever the store raises.
         """
-        self = cls.__new__(cls)
         config = Config.from_env() if config is None else config
         place = c_int("Comm.over_store: rank", rank), c_int("Comm.over_store: size", size)
         if not 0 <= rank < size:
@@ -246,12 +261,20 @@ class Comm(Closing):
                 f"Comm.over_store: rank {rank} of {size}: give a size of at least 1 and a rank "
                 "from 0 to size - 1"
             )
-        board = _board(store, place, prefix, config.timeout_s, "Comm.over_store")
+        return cls.over_board(
+            _board(store, place, prefix, config.timeout_s, "Comm.over_store"), config
+        )
+
+    @classmethod
+    def over_board(cls, board: Board, config: Config) -> Comm:
+        """Make one of the ranks of a board, as over_store(); errors call them as the board does."""
+        self = cls.__new__(cls)
         self._keep_over_store(board, config)
         return self
 
     def _keep_over_store(self, board: Board, config: Config) -> None:
-        self._keep(meet_over_store(board, native_options(config), _equal(config), _names(config)))
+        options = native_options(config, board.members)
+        self._keep(meet_over_store(board, options, _equal(config), _names(config)))
         self._config = config
 
     _mpi: Any = None  # the mpi4py communicator, if over MPI
@@ -672,13 +695,16 @@ class Comm(Closing):
         if color is not None and not whole("split: color", color) <= INT_MAX:
             raise ValueError(f"split: color is {color}; give 0 to {INT_MAX}, or None")
         key = c_int("split: key", key)
-        color = -1 if color is None or color < 0 else int(color)
+        return self.split_named(-1 if color is None or color < 0 else int(color), key, None)
+
+    def split_named(self, color: int, key: int, rank_names: Sequence[int] | None) -> Comm | None:
+        """Split; errors call the ranks of the part by `rank_names`, None: by their ranks in it."""
         if self.cross_size > 1 and self._mpi is not None:
-            return self._split_mpi(color, key)
+            return self._split_mpi(color, key, rank_names)
         if self.cross_size > 1:
-            native = self._split_tcp(color, key)
+            native = self._split_tcp(color, key, rank_names)
         else:
-            native = self._native.split(color, key)
+            native = self._native.split(color, key, rank_names)
         if native is None:
             return None
         part = Comm.__new__(Comm)
@@ -686,7 +712,9 @@ class Comm(Closing):
         part._config = self._config
         return part
 
-    def _split_tcp(self, color: int, key: int) -> _native.Comm | None:
+    def _split_tcp(
+        self, color: int, key: int, rank_names: Sequence[int] | None
+    ) -> _native.Comm | None:
         """Split several nodes without MPI: the ranks exchange addresses over this communicator."""
         choices = self.allgather_object((color, key), "split")
         members = [rank for rank, choice in enumerate(choices) if 0 <= color == choice[0]]
@@ -695,11 +723,11 @@ class Comm(Closing):
             lambda value: self.allgather_object(value, "split, how to meet"),
             members,
             (self.rank, self.nodes),
-            native_options(self._config),
+            native_options(self._config, rank_names),
             self.interfaces,
         )
 
-    def _split_mpi(self, color: int, key: int) -> Comm | None:
+    def _split_mpi(self, color: int, key: int, rank_names: Sequence[int] | None) -> Comm | None:
         """Split a communicator of several nodes by MPI.
 
         An allreduce before it names ranks that do not call split.
@@ -721,7 +749,7 @@ class Comm(Closing):
         if mpi == MPI.COMM_NULL:
             return None
         try:
-            part = Comm(mpi, self._config)
+            part = Comm.over_mpi(mpi, self._config, rank_names)
         except BaseException:
             mpi.Free()
             raise
@@ -944,6 +972,11 @@ class Comm(Closing):
     def nodes(self) -> list[int]:
         """The node of each rank, in rank order, numbered as `cross_rank`; local."""
         return self._native.nodes()
+
+    @property
+    def rank_names(self) -> list[int]:
+        """How errors call the ranks, in rank order; local."""
+        return self._native.rank_names()
 
     @property
     def timeout_s(self) -> float:

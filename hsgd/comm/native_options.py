@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hsgd.config import Config
@@ -15,8 +16,11 @@ _WIRE_DTYPES = {"none": 0, "float16": 2, "bfloat16": 3}  # codes of hsgd_dtype
 _STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
 
 
-def native_options(config: Config) -> _native.Options:
-    """Return the core's options for a communicator of this process; local."""
+def native_options(config: Config, rank_names: Sequence[int] | None = None) -> _native.Options:
+    """Return the core's options for a communicator of this process; local.
+
+    Errors call the ranks by `rank_names`, None: by their ranks in the communicator.
+    """
     from hsgd import _native
 
     options = _native.Options()
@@ -32,4 +36,6 @@ def native_options(config: Config) -> _native.Options:
     options.slots = config.slots
     options.spin = config.spin
     options.nontemporal = _STORES[config.store]
+    if rank_names is not None:
+        options.rank_names = rank_names
     return options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from backend_programs import group, made
+from hsgd.comm.connect import own_node, tcp_meeting
+from hsgd.errors import HsgdError
 from ranks import Ranks, Seat
 
 __all__: list[str] = []
@@ -55,6 +58,71 @@ def test_a_killed_rank_is_named_by_its_rank_in_the_job(ranks: Ranks, path: str) 
         assert outcome.error is None, outcome.trace
         assert len(outcome.value) >= 2
         assert all("PeerLost: " in text and "rank 2 " in text for text in outcome.value[:-1])
+
+
+NODES = {"one node": [0, 0, 0], "two nodes": [0, 0, 1]}
+
+
+def do_fail_in_part(seat: Seat, path: str, how: str, nodes: list[int]) -> tuple[int, str]:
+    """(rank, text) of the error of rank 1 in the group of ranks 1 and 2."""
+    tcp_meeting.find_nodes = lambda board, _: own_node.number_nodes(
+        [nodes[member] for member in board.members]
+    )
+    with group(seat.rank, 3, path):
+        part = dist.new_group([1, 2], timeout=timedelta(seconds=2))
+        dist.barrier()
+        if seat.rank == 2 and how == "leaves":
+            raise OSError("rank 0 has no disk, nor has rank 1")
+        if seat.rank == 2 and how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if seat.rank == 2 and how == "is late":
+            assert seat.pipe.recv() == "go"
+        elif seat.rank > 0:
+            try:
+                dist.all_reduce(torch.ones(4 + seat.rank), group=part)
+            except HsgdError as error:
+                return error.rank, str(error)
+    return -1, "nothing happened"
+
+
+@pytest.mark.parametrize("where", NODES)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("leaves", r"rank 2 \(pid \d+, \S+\) .*OSError: rank 0 has no disk, nor has rank 1$"),
+        ("dies", "rank 2 .* died"),
+        ("is late", "not finished .*: (still waiting for the node of )?rank 2"),
+        ("differs", "rank 1 sent 5 float32, rank 2 sent 6 float32"),
+    ],
+)
+def test_errors_in_a_group_have_the_ranks_of_the_job_and_quote_words_unchanged(
+    ranks: Ranks, path: str, how: str, words: str, where: str
+) -> None:
+    ranks.start(do_fail_in_part, path, how, NODES[where])
+    (outcome,) = ranks.finish(on=[1])
+    ranks.send(2, "go") if how == "is late" else None
+    assert outcome.error is None, outcome.trace
+    rank, text = outcome.value
+    assert rank == 2
+    assert re.search(words, text), text
+
+
+def do_set_up_wrongly(seat: Seat, path: str) -> str:
+    with group(seat.rank, 3, path):
+        if seat.rank == 2:
+            os.environ["HSGD_SLOTS"] = "5"
+        try:
+            dist.new_group([1, 2])
+        except ValueError as error:
+            return str(error)
+    return "made"
+
+
+def test_a_refused_group_says_which_ranks_of_the_job_differ(ranks: Ranks, path: str) -> None:
+    made_on_0, *refused = ranks.run(do_set_up_wrongly, path)
+    assert made_on_0 == "made"
+    for rank, text in zip((1, 2), refused, strict=True):
+        assert text.startswith(f"ranks {rank} and {3 - rank} have different settings (slots)")
 
 
 def do_wait_in_vain(seat: Seat, path: str) -> str:

@@ -29,6 +29,7 @@ from simulated import DeviceArray, Simulator
 __all__: list[str] = []
 
 COUNT = 50_000
+NAMED = 10  # errors between nodes call rank 1 so, rank 2 twice that, ...
 CUDA, NCCL = LIBRARIES / "libsimcuda.so", LIBRARIES / "libsimnccl.so"
 
 
@@ -55,7 +56,8 @@ def opened(
     seat.kept["device"] = device
     if nodes is None:
         return seat.comm(where, size, config(nccl)), device
-    return meet(seat, where, nodes, config(nccl)), device
+    members = [NAMED * rank for rank in range(size)]
+    return meet(seat, where, nodes, config(nccl), members=members), device
 
 
 def array(device: Simulator, count: int = COUNT, dtype: str = "float32") -> DeviceArray:
@@ -104,7 +106,8 @@ def test_a_killed_rank(nccl: bool, nodes: list[int] | None, tmp_path: Path) -> N
         outcomes = [outcome.value for outcome in ranks.finish(range(lost))]
     for error, passed_s, plausible in outcomes:
         assert isinstance(error, PeerLost), error
-        assert error.rank == lost, error
+        named = lost if nodes is None else NAMED * lost
+        assert error.rank == named and f"rank {named} " in str(error), error
         assert passed_s < 10, passed_s
         assert not plausible or nccl  # what NCCL has not written stays as it was
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from hsgd.base.codes import OP_CODES
 from hsgd.c10d.collectives import Collectives
-from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.comm.communicator import Comm
 from hsgd.comm.device.device_comm import DeviceComm
 from hsgd.errors import HsgdError
@@ -122,19 +121,11 @@ class DeviceCollectives(Collectives):
         try:
             with torch.cuda.stream(side):
                 run()
-        except HsgdError as error:
-            raise in_global_ranks(error, self._board.members) from None
         finally:
             for tensor in used:
                 if tensor.layout == torch.strided:
                     tensor.record_stream(side)
-        return DeviceWork(tensors, side, self._check)
-
-    def _check(self) -> None:
-        try:
-            self._comm.check()
-        except HsgdError as error:
-            raise in_global_ranks(error, self._board.members) from None
+        return DeviceWork(tensors, side, self._comm.check)
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait until all ranks have called this and their current streams are empty; blocking."""

@@ -20,7 +20,7 @@ from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.jobs.environment import ending, launcher_variables
 from hsgd.jobs.environment.scheduled_step import ScheduledStep, pmi_variables
 
-__all__ = ["call_within", "communicator_of", "may_join", "world"]
+__all__ = ["call_within", "communicator_of", "may_join", "world", "world_size"]
 
 _LATE = (
     "though all ranks had come to it: one has ended, was stopped or hangs since, or a link is cut; "
@@ -95,6 +95,13 @@ def may_join(step: ScheduledStep) -> bool:
             return bool(MPI.COMM_WORLD.size == step.size)
     has_mpi = bool(built.read().mpis) and importlib.util.find_spec("mpi4py") is not None
     return has_mpi and bool(pmi_variables())
+
+
+def world_size() -> int:
+    """Return the size of MPI.COMM_WORLD, which initializes MPI; local."""
+    from mpi4py import MPI
+
+    return int(MPI.COMM_WORLD.size)
 
 
 def world() -> Any:

@@ -12,6 +12,7 @@ import functools
 import itertools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +69,11 @@ class DeviceComm:
         self.layout = DeviceLayout.agreed(comm, config, ordinal)
         layout = self.layout
         with contextlib.ExitStack() as undo:
-            hosts = [comm.split(0, comm.rank)]
+            names = comm.rank_names
+            hosts = [comm.split_named(0, comm.rank, names)]
             if layout.nccl_library and comm.cross_size > 1:
-                hosts.append(comm.split(comm.local_rank, comm.rank))
+                names = [names[rank] for rank in _with_same_local_rank(comm)]
+                hosts.append(comm.split_named(comm.local_rank, comm.rank, names))
             self._hosts = [host for host in hosts if host is not None]  # all ranks pass a color
             for host in self._hosts:
                 host.belongs_to_another()
@@ -299,6 +302,17 @@ class DeviceComm:
                 f"{what}: out has {target.rows} rows, but the result has {rows}; pass one of that "
                 "size, or None"
             )
+
+
+def _with_same_local_rank(comm: Comm) -> list[int]:
+    """Return the ranks that have the local rank of this one, in order."""
+    seen: Counter[int] = Counter()
+    ranks = []
+    for rank, node in enumerate(comm.nodes):
+        if seen[node] == comm.local_rank:
+            ranks.append(rank)
+        seen[node] += 1
+    return ranks
 
 
 def _current_stream(array: DeviceArray) -> int:

@@ -64,21 +64,22 @@ class DeviceLayout:
         mine = _Told(uuid, broken, missing, version or 0, may_share, settings)
         # Plain tuples take a third of the bytes.
         told = [_Told(*each) for each in comm.allgather_object(tuple(mine), "devices")]
-        _raise_if_any([each.broken for each in told])
-        for rank, each in enumerate(told):
+        names = comm.rank_names
+        _raise_if_any(names, [each.broken for each in told])
+        for name, each in zip(names, told, strict=True):
             if each.settings != told[0].settings:
                 raise ValueError(
-                    f"HSGD_DEVICE_CHUNK_BYTES and HSGD_SLOTS are {each.settings} on rank {rank} "
-                    f"and {told[0].settings} on rank 0; give all ranks the same"
+                    f"HSGD_DEVICE_CHUNK_BYTES and HSGD_SLOTS are {each.settings} on rank {name} "
+                    f"and {told[0].settings} on rank {names[0]}; give all ranks the same"
                 )
-        reason = _why_not(comm.nodes, told)
+        reason = _why_not(comm.nodes, names, told)
         if reason:
             return cls(reason=reason)
         nccl_id, broken = b"", ""
         if comm.local_rank == 0:
             nccl_id, broken = _attempt(lambda: _native.new_nccl_id(library))
         ids = comm.allgather_object((nccl_id, broken), "NCCL")
-        _raise_if_any([failed for _, failed in ids])
+        _raise_if_any(names, [failed for _, failed in ids])
         first = comm.nodes.index(comm.cross_rank)
         return cls(library, ids[first][0])
 
@@ -91,35 +92,35 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
         return b"", str(error)
 
 
-def _raise_if_any(failures: list[str]) -> None:
-    for rank, failure in enumerate(failures):
+def _raise_if_any(names: list[int], failures: list[str]) -> None:
+    for name, failure in zip(names, failures, strict=True):
         if failure:
-            raise about(rank, HsgdError(f"rank {rank}: {failure}"))
+            raise about(name, HsgdError(f"rank {name}: {failure}"))
 
 
-def _why_not(nodes: list[int], told: list[_Told]) -> str:
+def _why_not(nodes: list[int], names: list[int], told: list[_Told]) -> str:
     sizes = {nodes.count(node) for node in nodes}
     if sizes == {1}:
         return "one rank per node"
-    for rank, each in enumerate(told):
+    for name, each in zip(names, told, strict=True):
         if each.missing:
-            return f"rank {rank}: {each.missing}"
+            return f"rank {name}: {each.missing}"
     if len(sizes) > 1:
         return "nodes have different numbers of ranks"
     for rank, node in enumerate(nodes):
         for other in range(rank):
             if nodes[other] == node and told[other].uuid == told[rank].uuid:
-                refused = _why_not_shared(told)
+                refused = _why_not_shared(names, told)
                 if refused:
-                    return f"ranks {other} and {rank} share a device{refused}"
+                    return f"ranks {names[other]} and {names[rank]} share a device{refused}"
     return ""
 
 
-def _why_not_shared(told: list[_Told]) -> str:
+def _why_not_shared(names: list[int], told: list[_Told]) -> str:
     """Return why NCCL refuses ranks that share a device; "" if it does not."""
-    for rank, each in enumerate(told):
+    for name, each in zip(names, told, strict=True):
         if not each.may_share:
-            return f" (NCCL 2.30 allows it with {_SHARING}=1, which rank {rank} has not)"
+            return f" (NCCL 2.30 allows it with {_SHARING}=1, which rank {name} has not)"
     oldest = min(each.version for each in told)
     if oldest < _CAN_SHARE:
         return f", which NCCL allows from 2.30 on ({oldest} is here)"

@@ -70,20 +70,20 @@ bool DeviceWork::done() const {
 
 // The members that need the device's context for construction and destruction.
 struct DeviceComm::Parts {
-  Parts(const std::shared_ptr<const Device>& device, const std::vector<HostRanks>& ranks,
+  Parts(const std::shared_ptr<const Device>& device, const std::vector<hsgd_comm*>& comms,
         const DeviceOptions& options)
-      : nccl(new_nccl(device, ranks, options)),
-        path(*device, ranks, options.chunk_bytes, options.slots, nccl.get()) {}
+      : nccl(new_nccl(device, comms, options)),
+        path(*device, comms, options.chunk_bytes, options.slots, nccl.get()) {}
 
   static std::unique_ptr<NcclPath> new_nccl(const std::shared_ptr<const Device>& device,
-                                            const std::vector<HostRanks>& ranks,
+                                            const std::vector<hsgd_comm*>& comms,
                                             const DeviceOptions& options) {
     if (options.nccl_library.empty()) return nullptr;
     NcclPath::Settings settings;
     settings.library = std::make_shared<const NcclLibrary>(options.nccl_library);
     settings.id = options.nccl_id;
-    settings.comm = ranks.front().comm;
-    settings.between = ranks.size() > 1 ? ranks[1].comm : nullptr;
+    settings.comm = comms.front();
+    settings.between = comms.size() > 1 ? comms[1] : nullptr;
     settings.slice_bytes = options.chunk_bytes;
     settings.slots = options.slots;
     return std::make_unique<NcclPath>(device, settings);
@@ -101,22 +101,10 @@ DeviceComm::DeviceComm(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_com
       events_(std::make_shared<EventPool>(*device_)) {
   hsgd_comm_topology(comm_.get(), &topology_);
   if (topology_.size == 1) return;  // a single rank only copies
-  std::vector<HostRanks> ranks = {{comm_.get(), with_local_rank(-1)}};
-  if (between_ != nullptr) ranks.push_back({between_.get(), with_local_rank(topology_.local_rank)});
+  std::vector<hsgd_comm*> comms = {comm_.get()};
+  if (between_ != nullptr) comms.push_back(between_.get());
   const Device::Current current(*device_);
-  parts_ = std::make_unique<Parts>(device_, ranks, options);
-}
-
-// Returns the ranks with this local rank, in order by node; all ranks for -1.
-std::vector<int> DeviceComm::with_local_rank(int local_rank) const {
-  std::vector<int> ranks;
-  std::vector<int> seen(static_cast<size_t>(topology_.node_count), 0);
-  for (int rank = 0; rank < topology_.size; ++rank) {
-    const auto node = static_cast<size_t>(hsgd_comm_node_of(comm_.get(), rank));
-    if (local_rank < 0 || seen[node] == local_rank) ranks.push_back(rank);
-    ++seen[node];
-  }
-  return ranks;
+  parts_ = std::make_unique<Parts>(device_, comms, options);
 }
 
 DeviceComm::~DeviceComm() {

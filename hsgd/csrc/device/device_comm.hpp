@@ -51,7 +51,8 @@ class HSGD_API DeviceComm {
  public:
   // Creates the communicator; all ranks must call it; blocks. `comm`: used for these collectives
   // alone, by no other code until this object is destroyed. `between`: with NCCL and several nodes,
-  // a communicator of the ranks with this rank's local rank on all nodes.
+  // a communicator of the ranks with this rank's local rank on all nodes, whose errors call them as
+  // those of `comm` do.
   DeviceComm(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_comm> between,
              const DeviceOptions& options);
   ~DeviceComm();
@@ -76,7 +77,6 @@ class HSGD_API DeviceComm {
  private:
   struct Parts;
   void queue(const DeviceCall& call, const Streams& streams, const DeviceWork& work);
-  std::vector<int> with_local_rank(int local_rank) const;
   void copy_alone(const DeviceCall& call, const Streams& streams, const DeviceWork& work);
   void come_after(const Streams& streams, CudaStream later);
 

@@ -57,10 +57,10 @@ class Looks {
 
 }  // namespace
 
-ExchangeThread::ExchangeThread(const Signals& signals, std::vector<HostRanks> ranks,
+ExchangeThread::ExchangeThread(const Signals& signals, std::vector<hsgd_comm*> comms,
                                DeviceGuard* guard)
-    : signals_(signals), ranks_(std::move(ranks)), guard_(guard) {
-  for (const HostRanks& each : ranks_) each.comm->communicator->check_background();
+    : signals_(signals), comms_(std::move(comms)), guard_(guard) {
+  for (const hsgd_comm* comm : comms_) comm->communicator->check_background();
   const SignalsBlocked blocked;  // the thread inherits the signal mask
   try {
     thread_ = std::thread([this] { serve(); });
@@ -96,7 +96,7 @@ void ExchangeThread::note(const hsgd_error& error) {
 
 void ExchangeThread::fail(const hsgd_error& error) {
   note(error);
-  for (const HostRanks& each : ranks_) hsgd_comm_abort(each.comm);  // the collectives in progress
+  for (hsgd_comm* comm : comms_) hsgd_comm_abort(comm);  // the collectives in progress
   work_.notify_one();
 }
 
@@ -116,8 +116,8 @@ void ExchangeThread::finish() {
 }
 
 void ExchangeThread::serve() {
-  for (const HostRanks& each : ranks_) {
-    each.comm->communicator->set_background_thread(std::this_thread::get_id());
+  for (const hsgd_comm* comm : comms_) {
+    comm->communicator->set_background_thread(std::this_thread::get_id());
   }
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
@@ -171,43 +171,18 @@ void ExchangeThread::look(int64_t waited_ns) {
   note(error);
 }
 
-// Records the error, with the rank's number in the device's collectives.
-void ExchangeThread::note_of(const hsgd_comm* comm, hsgd_error error) {
-  const auto is_it = [&](const HostRanks& each) { return each.comm == comm; };
-  const std::vector<int>& numbers = std::find_if(ranks_.begin(), ranks_.end(), is_it)->numbers;
-  const int size = static_cast<int>(numbers.size());
-  const int known = error.rank;
-  if (known >= size) {  // not in that communicator: see tell_others()
-    error.rank = known - size;
-  } else if (known >= 0 && numbers[static_cast<size_t>(known)] != known) {
-    error.rank = numbers[static_cast<size_t>(known)];
-    const std::string message =
-        text("rank %d (number %d in this message, which counts only ranks with its local rank): %s",
-             error.rank, known, error.message);
-    report(&error, static_cast<hsgd_status>(error.code), error.rank, message.c_str());
-  }
-  note(error);
-}
-
 // Fails the communicators of the other ranks, because the data that they wait for will not come. A
-// rank outside of a communicator is given a number above all of its ranks. A communicator that
-// failed by itself has already notified its ranks.
+// communicator that failed by itself has already notified its ranks.
 void ExchangeThread::tell_others(const hsgd_error& error) {
   const bool is_of_others = error.code == HSGD_ERR_PEER_LOST || error.code == HSGD_ERR_TIMEOUT;
-  const int own = ranks_.front().comm->communicator->topology().rank;
-  const std::string message =
-      is_of_others ? error.message : text("rank %d gave up: %s", own, error.message);
-  for (const auto& [comm, numbers] : ranks_) {
-    const int about = is_of_others ? error.rank : own;
-    const auto found = std::find(numbers.begin(), numbers.end(), about);
-    const int size = static_cast<int>(numbers.size());
-    const int known = found != numbers.end() ? static_cast<int>(found - numbers.begin())
-                      : about >= 0           ? size + about
-                                             : -1;
-    const hsgd_status code =
-        is_of_others ? static_cast<hsgd_status>(error.code) : HSGD_ERR_PEER_LOST;
+  const int own = comms_.front()->communicator->place().name();
+  const Error told =
+      is_of_others
+          ? Error(static_cast<hsgd_status>(error.code), error.rank, error.message)
+          : Error(HSGD_ERR_PEER_LOST, own, text("rank %d gave up: %s", own, error.message));
+  for (const hsgd_comm* comm : comms_) {
     hsgd_error ignored;
-    guarded(&ignored, [&] { comm->communicator->abandon(Error(code, known, message)); });
+    guarded(&ignored, [&] { comm->communicator->abandon(told); });
   }
 }
 
@@ -221,7 +196,7 @@ void ExchangeThread::execute(HostTask& it) {
   hsgd_error error;
   if (!has_failed(nullptr)) {
     if (hsgd_comm_run(it.comm, &call, &error) == HSGD_OK) return;
-    note_of(it.comm, error);
+    note(error);
   }
   if (it.result != nullptr) std::memset(it.result, 0xff, it.result_bytes);
 }

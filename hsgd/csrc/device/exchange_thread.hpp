@@ -36,12 +36,6 @@ class DeviceGuard {
   virtual void leave_behind() noexcept = 0;
 };
 
-// A communicator that only the thread uses while it runs.
-struct HostRanks {
-  hsgd_comm* comm = nullptr;
-  std::vector<int> numbers;  // numbers of its ranks in the communicator of the device's collectives
-};
-
 // The task of the thread for one number of the signals.
 struct HostTask {
   enum class Kind {
@@ -69,8 +63,9 @@ class HSGD_API ExchangeThread {
     Signal& has_passed;  // of the other kinds
     Signal& may_copy;
   };
-  // `guard`: may be nullptr.
-  ExchangeThread(const Signals& signals, std::vector<HostRanks> ranks, DeviceGuard* guard);
+  // `comms`: communicators that only the thread uses while it runs; their errors call each rank
+  // alike. `guard`: may be nullptr.
+  ExchangeThread(const Signals& signals, std::vector<hsgd_comm*> comms, DeviceGuard* guard);
   ~ExchangeThread() { finish(); }
   ExchangeThread(const ExchangeThread&) = delete;
   ExchangeThread& operator=(const ExchangeThread&) = delete;
@@ -95,12 +90,11 @@ class HSGD_API ExchangeThread {
   void execute(HostTask& task);
   void look(int64_t waited_ns);
   void note(const hsgd_error& error);
-  void note_of(const hsgd_comm* comm, hsgd_error error);
   bool tell_if_failed(std::unique_lock<std::mutex>& lock);
   void tell_others(const hsgd_error& error);
 
   const Signals signals_;
-  const std::vector<HostRanks> ranks_;
+  const std::vector<hsgd_comm*> comms_;
   DeviceGuard* guard_;
   mutable std::mutex mutex_;
   std::condition_variable work_;

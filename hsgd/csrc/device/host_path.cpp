@@ -45,10 +45,10 @@ SlotRing::Slot SlotRing::next() {
   return {memory_ + index * slot_bytes_, *free_[index]};
 }
 
-HostPath::HostPath(const Device& device, const std::vector<HostRanks>& ranks, size_t slot_bytes,
+HostPath::HostPath(const Device& device, const std::vector<hsgd_comm*>& comms, size_t slot_bytes,
                    unsigned slots, DeviceGuard* guard)
     : device_(device),
-      comm_(ranks.front().comm),
+      comm_(comms.front()),
       slots_(slots),
       buffer_(allocated(comm_, slots * slot_bytes)),
       guard_(guard),
@@ -65,7 +65,7 @@ HostPath::HostPath(const Device& device, const std::vector<HostRanks>& ranks, si
   registration_ = std::make_unique<Registration>(device, memory, bytes);
   shared_ = std::make_unique<SlotRing>(device, memory, slot_bytes, slots);
   thread_ = std::make_unique<ExchangeThread>(
-      ExchangeThread::Signals{*has_copied_, *has_passed_, *may_copy_}, ranks, guard);
+      ExchangeThread::Signals{*has_copied_, *has_passed_, *may_copy_}, comms, guard);
 }
 
 HostPath::~HostPath() { static_cast<void>(finish()); }

@@ -41,9 +41,9 @@ class SlotRing {
 
 class HostPath {
  public:
-  // Creates the path; all ranks must call it; blocks. `ranks`: first those of the device's
-  // collectives. `guard`: see ExchangeThread; may be nullptr.
-  HostPath(const Device& device, const std::vector<HostRanks>& ranks, size_t slot_bytes,
+  // Creates the path; all ranks must call it; blocks. `comms`, first that of the device's
+  // collectives, and `guard`: see ExchangeThread.
+  HostPath(const Device& device, const std::vector<hsgd_comm*>& comms, size_t slot_bytes,
            unsigned slots, DeviceGuard* guard);
   ~HostPath();
   HostPath(const HostPath&) = delete;

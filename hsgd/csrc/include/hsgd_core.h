@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define HSGD_ABI_VERSION 8
+#define HSGD_ABI_VERSION 9
 #define HSGD_API __attribute__((visibility("default")))
 
 typedef struct hsgd_comm hsgd_comm;
@@ -57,14 +57,14 @@ typedef enum hsgd_op {
 
 /* One of two calls that do not match. */
 typedef struct hsgd_side {
-  int32_t rank;
+  int32_t rank;  /* as hsgd_error.rank */
   int32_t named; /* 1: the call had a name */
   char name[64]; /* its first 63 characters */
 } hsgd_side;
 
 typedef struct hsgd_error {
   int32_t code; /* hsgd_status */
-  int32_t rank; /* the world rank that the error is about, or -1 */
+  int32_t rank; /* the rank that the error is about, as options->rank_names calls it, or -1 */
   char message[1024];
   hsgd_side sides[2]; /* with HSGD_ERR_SIGNATURE only */
 } hsgd_error;
@@ -119,6 +119,11 @@ typedef struct hsgd_options {
   hsgd_process* process;
   uint64_t comm_id; /* 0, or an id of a communicator of several nodes, the same on all its ranks and
                        on no others; `hsgd status` uses it to group ranks */
+  /* NULL: errors call the ranks of the communicator by their ranks in it. Otherwise by these
+   * numbers, one per rank, from 0 and all different, which are copied. Only errors have them:
+   * message, rank and sides; a refused argument is quoted as it was given. A shrunk communicator
+   * keeps them, a part of a split one does not. */
+  const int32_t* rank_names;
 } hsgd_options;
 
 /* Monotonic counters of one communicator on one rank. Bytes are payload bytes. */
@@ -210,7 +215,8 @@ HSGD_API int hsgd_leader_create(const char* interfaces, int nodes, hsgd_leader**
  * way that others cannot read: they hold the secret by which leaders know one another. */
 HSGD_API void hsgd_leader_address(const hsgd_leader* leader, void* address);
 /* Collective over the leaders of one lane, blocking, with options->timeout_s as deadline.
- * `addresses` and world `ranks`: of all leaders, by node; `node`: the caller's. Call it once. */
+ * `addresses` and world `ranks`: of all leaders, by node; `node`: the caller's. Call it once.
+ * options->rank_names has an entry for each of these ranks. */
 HSGD_API int hsgd_leader_connect(hsgd_leader* leader, const void* addresses, const int32_t* ranks,
                                  int nodes, int node, const hsgd_options* options, hsgd_error* err);
 /* Local; NULL is allowed. Not needed if a communicator was made of the leader. */
@@ -231,6 +237,8 @@ HSGD_API int hsgd_comm_create_over_tcp(const char* path, const int32_t* node_of_
 HSGD_API void hsgd_comm_destroy(hsgd_comm* comm);
 
 HSGD_API void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology);
+/* Local. Returns how errors call a rank; see hsgd_options. */
+HSGD_API int hsgd_comm_rank_name(const hsgd_comm* comm, int rank);
 /* Local. Returns the node of a rank, as node_rank of its topology; -1 if there is no such rank. */
 HSGD_API int hsgd_comm_node_of(const hsgd_comm* comm, int rank);
 /* Local. For `hsgd status`: sets the names of the hosts of all nodes, separated by commas. One rank
@@ -404,10 +412,11 @@ HSGD_API void hsgd_request_free(hsgd_request* request);
 
 /* Collective over `comm`, which must have one node; blocking. Makes a communicator of the ranks
  * with the same `color`, ordered by key, then rank. *part is NULL if `color` is negative. If a rank
- * cannot take part, all ranks of its color get an error, and `comm` stays usable. For several
- * nodes: split the MPI communicator, then call hsgd_mpi_comm_create. */
-HSGD_API int hsgd_comm_split(hsgd_comm* comm, int color, int key, hsgd_comm** part,
-                             hsgd_error* err);
+ * cannot take part, all ranks of its color get an error, and `comm` stays usable. `rank_names`: see
+ * hsgd_options; of the part's ranks, or NULL. For several nodes: split the MPI communicator, then
+ * call hsgd_mpi_comm_create. */
+HSGD_API int hsgd_comm_split(hsgd_comm* comm, int color, int key, const int32_t* rank_names,
+                             hsgd_comm** part, hsgd_error* err);
 
 /* Collective over the ranks that are left after HSGD_ERR_PEER_LOST or HSGD_ERR_TIMEOUT; blocking.
  * Makes a new communicator of them, numbered in the old order. `comm` is broken afterwards and must

@@ -502,7 +502,8 @@ TEST("split makes communicators of each color, ordered by key and then rank") {
     const Request open = start(comm, doubles(data));
     hsgd_comm* made = nullptr;
     hsgd_error error;
-    CHECK_EQ(hsgd_comm_split(comm.get(), colors[rank], keys[rank], &made, &error), HSGD_OK);
+    CHECK_EQ(hsgd_comm_split(comm.get(), colors[rank], keys[rank], nullptr, &made, &error),
+             HSGD_OK);
     CHECK(hsgd_request_done(open.get()));
     const Comm part(made);
     CHECK_EQ(part == nullptr, colors[rank] < 0);

@@ -95,7 +95,7 @@ TEST("a reader sees no part of a change") {
   CHECK_EQ(std::string(record->name), "a name");
   CHECK(record->since_ns > 0 && record->looked_ns >= record->since_ns);
   note.end_call(true);
-  note.fail(hsgd::Error(HSGD_ERR_PEER_LOST, 2, std::string(1000, 'x')), true);
+  note.fail(hsgd::Error(HSGD_ERR_PEER_LOST, 2, std::string(1000, 'x')), 2, true);
   CHECK_EQ(record->finished, uint64_t{1});
   CHECK_EQ(record->is_first, 1);
   CHECK_EQ(std::string(record->message), std::string(sizeof record->message - 1, 'x'));

@@ -141,6 +141,10 @@ void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology) {
   *topology = comm->communicator->topology();
 }
 
+int hsgd_comm_rank_name(const hsgd_comm* comm, int rank) {
+  return comm->communicator->place().names.of(rank);
+}
+
 int hsgd_comm_node_of(const hsgd_comm* comm, int rank) { return comm->communicator->node_of(rank); }
 
 void hsgd_comm_tell_hosts(hsgd_comm* comm, const char* hosts) {
@@ -298,11 +302,12 @@ void hsgd_stream_copy(void* to, const void* from, uint64_t bytes) {
   hsgd::select_copy(hsgd::detect_isa())(to, from, bytes, hsgd::Store::kNonTemporal);
 }
 
-int hsgd_comm_split(hsgd_comm* comm, int color, int key, hsgd_comm** part, hsgd_error* err) {
+int hsgd_comm_split(hsgd_comm* comm, int color, int key, const int32_t* rank_names,
+                    hsgd_comm** part, hsgd_error* err) {
   return guarded(err, [&] {
     *part = nullptr;
     comm->submissions->keep_order();
-    auto communicator = hsgd::split(*comm->communicator, color, key);
+    auto communicator = hsgd::split(*comm->communicator, color, key, rank_names);
     if (communicator != nullptr) *part = hsgd::new_comm(std::move(communicator));
   });
 }

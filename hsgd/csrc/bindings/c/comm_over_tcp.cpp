@@ -112,6 +112,9 @@ int hsgd_leader_connect(hsgd_leader* leader, const void* addresses, const int32_
     std::memcpy(leaders.places.data(), addresses,
                 leaders.places.size() * sizeof(hsgd::SocketPlace));
     leaders.ranks.assign(ranks, ranks + nodes);
+    for (int& rank : leaders.ranks) {
+      if (options->rank_names != nullptr) rank = options->rank_names[rank];
+    }
     leaders.node = node;
     leader->leader.connect(std::move(leaders),
                            hsgd::Deadline(options->timeout_s, options->interrupted));

@@ -38,10 +38,10 @@ NotifiedWindow::MakeRma over_sockets(Communicator& communicator, SocketSettings 
     if (failure) throw Error(*failure);
     for (size_t rank = 0; rank < places.size(); ++rank) {
       if (places[rank].port != 0) continue;
+      const int name = communicator.place().names.of(static_cast<int>(rank));
       throw Error(
-          HSGD_ERR_SYSTEM, static_cast<int>(rank),
-          text("NotifiedWindow: rank %zu cannot be reached over TCP; its own error says why",
-               rank));
+          HSGD_ERR_SYSTEM, name,
+          text("NotifiedWindow: rank %d cannot be reached over TCP; its own error says why", name));
     }
     return make_socket_rma(std::move(*listener), std::move(places), place.rank, base, bytes,
                            settings);
@@ -94,6 +94,7 @@ std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
   if (far && options.sockets) {
     SocketSettings sockets{settings.forgiving, options.slice_bytes};
     sockets.timeout_s = settings.timeout_s;
+    sockets.names = communicator.place().names;
     make = over_sockets(communicator, std::move(sockets), options);
   } else if (far) {
     if (over_mpi == nullptr) {

@@ -17,7 +17,8 @@ void share(Steps steps, const std::optional<Error>& failure, const char* what) {
   char words[512] = {};
   if (failure) std::snprintf(words, sizeof words, "%s", failure->what());
   steps.broadcast(words, sizeof words, rank, "shared their errors");
-  throw AgreedError(static_cast<hsgd_status>(-static_cast<int>(worst >> 32)), rank, words);
+  throw AgreedError(static_cast<hsgd_status>(-static_cast<int>(worst >> 32)),
+                    steps.names().of(rank), words);
 }
 
 // Returns true if this rank lost another rank; the agreement would wait for that rank, too.

@@ -46,10 +46,11 @@ FirstWords compare_settings(Steps& steps, const hsgd_options& options, const Kno
   agree_on(steps, "compared their settings", [&] {
     check_options(options);
     if (std::equal(std::begin(own.settings), std::end(own.settings), first.settings)) return;
-    throw Error(HSGD_ERR_ARGUMENT, steps.rank(),
-                text("set-up: ranks 0 and %d have different HSGD_* settings; use the same on "
+    const int name = steps.names().of(steps.rank());
+    throw Error(HSGD_ERR_ARGUMENT, name,
+                text("set-up: ranks %d and %d have different HSGD_* settings; use the same on "
                      "all (Open MPI on several hosts: mpirun -x NAME)",
-                     steps.rank()));
+                     steps.names().of(0), name));
   });
   return first;
 }
@@ -163,7 +164,7 @@ std::unique_ptr<Communicator> meet(const SharedComm& own, Nodes nodes, Lead lead
   std::unique_ptr<Transport> transport;
   if (!lead.ranks.empty()) {
     transport = make_mpi_transport({own, std::move(lead.ranks), lead.place.node_rank},
-                                   lead.place.is_foreign_thread);
+                                   lead.place.is_foreign_thread, steps.names());
   }
   MpiWatch watch(steps, turn);
   std::unique_ptr<Communicator> communicator;

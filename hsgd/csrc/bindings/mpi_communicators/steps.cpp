@@ -55,6 +55,7 @@ Steps::Steps(MPI_Comm comm, const hsgd_options& options, Turn& turn)
     : comm_(comm), options_(options), turn_(turn) {
   check_mpi(PMPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
   check_mpi(PMPI_Comm_size(comm, &size_), "MPI_Comm_size");
+  names_ = RankNames(options.rank_names, size_);
 }
 
 Steps Steps::within(double limit_s) const {
@@ -208,7 +209,7 @@ void Steps::look_around(const Deadline& deadline, const char* what) const {
 }
 
 void Steps::check_deaths(const char* what) const {
-  const int dead = dead_rank_of(comm_);
+  const int dead = names_.of(dead_rank_of(comm_));
   if (dead < 0) return;
   throw Error(HSGD_ERR_PEER_LOST, dead,
               text("set-up over MPI: rank %d died before all of %d ranks %s", dead, size_, what));

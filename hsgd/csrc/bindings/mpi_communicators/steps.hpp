@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "core/base/rank_names.hpp"
 #include "core/os/wait.hpp"
 #include "hsgd_core.h"
 #include "network/mpi/handle.hpp"
@@ -32,6 +33,7 @@ class Steps {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  const RankNames& names() const { return names_; }
   Turn& turn() const { return turn_; }
 
   // Returns steps that last at most `limit_s` each, also if the options say to wait for late ranks.
@@ -79,6 +81,7 @@ class Steps {
   Turn& turn_;
   int rank_ = 0;
   int size_ = 1;
+  RankNames names_;
 };
 
 }  // namespace hsgd

@@ -4,7 +4,20 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <vector>
+
+#include "hsgd_core.h"
+
 namespace hsgd::python {
+
+// Options that own the names of the ranks.
+struct Options : hsgd_options {
+  Options();
+  Options(const Options&) = delete;
+  Options& operator=(const Options&) = delete;
+  std::vector<int32_t> names;
+};
 
 void bind_comm(nanobind::module_& module);
 void bind_box(nanobind::module_& module);

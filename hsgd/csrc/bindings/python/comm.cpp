@@ -51,7 +51,7 @@ class MpiLibrary {
     return text;
   }
 
-  hsgd_comm* create(uintptr_t address, const hsgd_options& options) const {
+  hsgd_comm* create(uintptr_t address, const Options& options) const {
     hsgd_comm* comm = nullptr;
     call_core([&](hsgd_error* error) {
       return create_(reinterpret_cast<const void*>(address), &options, &comm, error);
@@ -123,7 +123,7 @@ class Leader {
 
   // Connects. `addresses`: addresses of the leaders, by node, one after the other.
   void connect(const nb::bytes& addresses, const std::vector<int>& ranks, int node,
-               const hsgd_options& options) const {
+               const Options& options) const {
     if (addresses.size() != ranks.size() * hsgd_leader_address_bytes()) {
       throw nb::value_error("addresses: give one per node");
     }
@@ -155,7 +155,7 @@ class Comm {
     if (PyErr_Occurred() != nullptr) PyErr_WriteUnraisable(Py_None);  // Ctrl-C ended the wait
   }
 
-  static Comm local(const std::string& path, int rank, int size, const hsgd_options& options) {
+  static Comm local(const std::string& path, int rank, int size, const Options& options) {
     hsgd_comm* comm = nullptr;
     call_core([&](hsgd_error* error) {
       return hsgd_comm_create_local(path.c_str(), rank, size, &options, &comm, error);
@@ -167,7 +167,7 @@ class Comm {
   // afterwards.
   static Comm over_tcp(const std::string& path, const std::vector<int>& node_of_rank,
                        const std::vector<int>& nic_of_rank, int rank, Leader* leader,
-                       const hsgd_options& options) {
+                       const Options& options) {
     check_same_size(node_of_rank, nic_of_rank);
     hsgd_comm* comm = nullptr;
     call_core([&](hsgd_error* error) {
@@ -240,10 +240,10 @@ class Comm {
         nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(hsgd_buffer_data(buffer), {bytes}, owner));
   }
 
-  std::optional<Comm> split(int color, int key) {
+  std::optional<Comm> split(int color, int key, const std::optional<std::vector<int>>& names) {
     hsgd_comm* part = nullptr;
     call([&](hsgd_comm* comm, hsgd_error* error) {
-      return hsgd_comm_split(comm, color, key, &part, error);
+      return hsgd_comm_split(comm, color, key, names ? names->data() : nullptr, &part, error);
     });
     if (part == nullptr) return std::nullopt;
     return Comm(part);
@@ -328,6 +328,13 @@ class Comm {
     return !open_.empty();
   }
   const hsgd_topology& topology() const { return topology_; }
+  std::vector<int> rank_names() const {
+    check_open();
+    std::vector<int> names;
+    for (int rank = 0; rank < topology_.size; ++rank)
+      names.push_back(hsgd_comm_rank_name(comm_.get(), rank));
+    return names;
+  }
   std::vector<int> nodes() const {
     check_open();
     std::vector<int> nodes;
@@ -431,7 +438,7 @@ void bind_comm(nb::module_& module) {
                   nb::arg("options"))
       .def("allocate", &Comm::allocate, nb::arg("dtype"), nb::arg("shape"),
            nb::arg("once_per_node"), nb::arg("name").none())
-      .def("split", &Comm::split, nb::arg("color"), nb::arg("key"))
+      .def("split", &Comm::split, nb::arg("color"), nb::arg("key"), nb::arg("rank_names").none())
       .def("shrink", &Comm::shrink, nb::arg("timeout_s"))
       .def(
           "window",
@@ -446,6 +453,7 @@ void bind_comm(nb::module_& module) {
       .def("has_open", &Comm::has_open)
       .def("topology", &Comm::topology, nb::rv_policy::copy)
       .def("nodes", &Comm::nodes)
+      .def("rank_names", &Comm::rank_names)
       .def("tell_hosts", &Comm::tell_hosts, nb::arg("hosts"))
       .def("descriptor", &Comm::descriptor)
       .def("shared_address", &Comm::shared_address)
@@ -459,7 +467,7 @@ void bind_comm(nb::module_& module) {
       .def("connect", &Leader::connect, nb::arg("addresses"), nb::arg("ranks"), nb::arg("node"),
            nb::arg("options"));
   module.def(
-      "near_nic", [](const hsgd_options& options) { return hsgd_near_nic(&options); },
+      "near_nic", [](const Options& options) { return hsgd_near_nic(&options); },
       nb::arg("options"));
   module.def("leaders", &leaders, nb::arg("node_of_rank"), nb::arg("nic_of_rank"));
 
@@ -473,7 +481,7 @@ void bind_comm(nb::module_& module) {
       .def("version", &MpiLibrary::version)
       .def(
           "create",
-          [](const MpiLibrary& self, uintptr_t address, const hsgd_options& options) {
+          [](const MpiLibrary& self, uintptr_t address, const Options& options) {
             return Comm(self.create(address, options));
           },
           nb::arg("address"), nb::arg("options"))

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/python/bindings.hpp"
@@ -33,17 +34,9 @@ hsgd_process* this_process() {
   return process;
 }
 
-hsgd_options default_options() {
-  hsgd_options options;
-  hsgd_options_default(&options);
-  options.process = this_process();
-  options.interrupted = python_interrupted;
-  return options;
-}
-
 void bind_structures(nb::module_& module) {
-  nb::class_<hsgd_options>(module, "Options")
-      .def("__init__", [](hsgd_options* self) { new (self) hsgd_options(default_options()); })
+  nb::class_<Options>(module, "Options")
+      .def(nb::init<>())
       .def_rw("nontemporal", &hsgd_options::nontemporal)
       .def_rw("timeout_s", &hsgd_options::timeout_s)
       .def_rw("oneshot_bytes", &hsgd_options::oneshot_bytes)
@@ -58,7 +51,13 @@ void bind_structures(nb::module_& module) {
       .def_rw("slots", &hsgd_options::slots)
       .def_rw("spin", &hsgd_options::spin)
       .def_rw("min_bytes", &hsgd_options::min_bytes)
-      .def_rw("report", &hsgd_options::report);
+      .def_rw("report", &hsgd_options::report)
+      .def_prop_rw(
+          "rank_names", [](const Options& self) { return self.names; },
+          [](Options& self, std::vector<int32_t> names) {
+            self.names = std::move(names);
+            self.rank_names = self.names.data();
+          });
 
   nb::class_<hsgd_counters>(module, "Counters")
       .def_ro("calls", &hsgd_counters::calls)
@@ -84,6 +83,13 @@ void bind_structures(nb::module_& module) {
 }
 
 }  // namespace
+
+Options::Options() : hsgd_options{} {
+  hsgd_options_default(this);
+  process = this_process();
+  interrupted = python_interrupted;
+}
+
 }  // namespace hsgd::python
 
 NB_MODULE(_native, module) {
@@ -136,7 +142,7 @@ NB_MODULE(_native, module) {
       .def_ro("messages", &hsgd_allreduce_plan::messages);
   module.def(
       "plan_allreduce",
-      [](const hsgd_options& options, int nodes, int ranks_per_node, uint64_t nbytes) {
+      [](const hsgd::python::Options& options, int nodes, int ranks_per_node, uint64_t nbytes) {
         hsgd_allreduce_plan plan{};
         hsgd::python::call_core([&](hsgd_error* error) {
           return hsgd_plan_allreduce(&options, nodes, ranks_per_node, nbytes, &plan, error);

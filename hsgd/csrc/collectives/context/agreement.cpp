@@ -60,7 +60,8 @@ bool Context::headers_agree(Call sides[2]) const {
 }
 
 void Context::fail_mismatch(const Call sides[2]) const {
-  throw MismatchError(sides[1].rank, describe_mismatch(user_sequence(), sides[0], sides[1]),
+  throw MismatchError(sides[1].rank,
+                      describe_mismatch(user_sequence(), sides[0], sides[1], place_.names),
                       side_of(sides[0]), side_of(sides[1]));
 }
 

@@ -36,7 +36,7 @@ LocalGroup::Settings settings_for(const Place& place, const NodeMap& map,
   settings.rank = place.local_rank;
   settings.size = place.local_size;
   for (int rank = 0; rank < place.local_size; ++rank)
-    settings.world_ranks.push_back(map.rank(map.first(map.node()) + rank));
+    settings.names.push_back(place.names.of(map.rank(map.first(map.node()) + rank)));
   settings.layout = sizes.layout();
   settings.flat_ranks = static_cast<int>(options.flat_ranks);
   settings.one_out_ring = place.node_count > 1;
@@ -52,6 +52,11 @@ LocalGroup::Settings settings_for(const Place& place, const NodeMap& map,
   return settings;
 }
 
+Place with_names(Place place, const int32_t* names) {
+  place.names = RankNames(names, place.size);
+  return place;
+}
+
 StatusPlace status_place(const Place& place) {
   return {place.rank,       place.size,      place.local_rank,
           place.local_size, place.node_rank, place.node_count};
@@ -65,7 +70,7 @@ std::string late(double timeout_s, const std::string& who) {
 
 Context::Context(const std::string& path, Listener* listener, Place place,
                  std::unique_ptr<Transport> transport, const hsgd_options& options, Watch* watch)
-    : place_(std::move(place)),
+    : place_(with_names(std::move(place), options.rank_names)),
       map_(place_.node_of_rank, place_.size, place_.node_rank, place_.local_rank),
       options_(with_wire_slots(place_.node_count, options)),
       rounds_(place_.node_count, static_cast<int>(options_.wire_radix)),
@@ -78,8 +83,9 @@ Context::Context(const std::string& path, Listener* listener, Place place,
       group_(meet_on_node(path, listener, Deadline(options.timeout_s, options.interrupted, watch))),
       inputs_(static_cast<size_t>(std::max(place_.local_size, place_.node_count))),
       setup_watch_(watch) {
+  options_.rank_names = place_.names.data();
   for (int rank = 0; rank < place_.local_size; ++rank) {
-    HSGD_CHECK(group_->world_rank(rank) == map_.rank(map_.first(map_.node()) + rank));
+    HSGD_CHECK(group_->name(rank) == place_.names.of(world_rank_of(rank)));
   }
 }
 
@@ -89,8 +95,8 @@ std::unique_ptr<LocalGroup> Context::meet_on_node(const std::string& path, Liste
     const auto settings = settings_for(place_, map_, options_, sizes_, links_->leads());
     return std::make_unique<LocalGroup>(path, listener, settings, deadline);
   };
-  return or_give_up(place_.rank, meet, [this](const Error& error) {
-    tell_other_nodes(for_others(error, place_.rank), 0);
+  return or_give_up(place_.name(), meet, [this](const Error& error) {
+    tell_other_nodes(for_others(error, place_.name()), 0);
     links_->quiesce(Deadline(1.0));
   });
 }
@@ -104,8 +110,8 @@ Context::~Context() {
   const bool is_set_up = first_sequence_ != 0;
   if (is_set_up) {
     try {
-      links_->part(
-          {call_.sequence + 1, place_.rank, Parting::kClosed, group_->closing(place_.local_rank)});
+      links_->part({call_.sequence + 1, place_.name(), Parting::kClosed,
+                    group_->closing(place_.local_rank)});
     } catch (const std::exception&) {  // out of memory for the message: its connections close
                                        // without one
     }
@@ -137,7 +143,7 @@ int Context::node_of(int world_rank) const {
 
 int Context::local_rank_of(int world_rank) const {
   for (int rank = 0; rank < place_.local_size; ++rank) {
-    if (group_->world_rank(rank) == world_rank) return rank;
+    if (world_rank_of(rank) == world_rank) return rank;
   }
   return -1;
 }
@@ -195,11 +201,13 @@ void Context::check() {
     deadline_.emplace(options_.timeout_s, background ? nullptr : options_.interrupted);
   }
   if (stop_waiting_ || deadline_->interrupted())
-    throw Error(HSGD_ERR_INTERRUPTED, -1, what() + text(": rank %d was interrupted", place_.rank));
+    throw Error(HSGD_ERR_INTERRUPTED, -1,
+                what() + text(": rank %d was interrupted", place_.name()));
   if (setup_watch_ != nullptr) setup_watch_->check();
   check_left_out(*group_);
   group_->see_who_waits(call_.sequence);
-  note_.look(group_->awaited(call_.sequence), links_->awaited_node());
+  const int awaited = group_->awaited(call_.sequence);
+  note_.look(awaited < 0 ? -1 : world_rank_of(awaited), links_->awaited_node());
   group_->check_peers(call_.sequence, what());
   if (expired_s_ > 0) throw expired();
   const Parting* parted = links_->parted(call_.sequence);
@@ -210,7 +218,7 @@ void Context::check() {
   const bool is_late = static_cast<double>(deadline_->remaining_ns()) < 1e8 * options_.timeout_s;
   // Other nodes can only guess about a rank of this node; here its state is known.
   if (parted != nullptr && parted->how == Parting::kTimedOut && first >= 0 &&
-      node_of(parted->rank) == place_.node_rank) {
+      node_of(place_.names.rank_of(parted->rank)) == place_.node_rank) {
     throw Error(HSGD_ERR_TIMEOUT, first,
                 what() + ": another node gave up waiting for this one: " + who);
   }
@@ -249,7 +257,7 @@ std::string Context::who_is_late(int* first) const {
   const int node = *first < 0 ? links_->awaited_node() : -1;
   if (node < 0) return who;
   *first = links_->leader_of(node);
-  if (*first < 0) *first = map_.rank(map_.first(node));
+  if (*first < 0) *first = place_.names.of(map_.rank(map_.first(node)));
   return text("still waiting for the node of rank %d", *first);
 }
 
@@ -261,7 +269,7 @@ double Context::grace_s() const {
 }
 
 void Context::give_up(const Error& error, uint64_t first_missed) {
-  const Error others = for_others(error, place_.rank);
+  const Error others = for_others(error, place_.name());
   group_->fail(others, first_missed);
   tell_other_nodes(others, first_missed);
 }

@@ -65,6 +65,9 @@ class Context final : private Watch {
   bool one_node() const { return place_.node_count == 1; }
   const NodeMap& map() const { return map_; }
   const RoundSchedule& rounds() const { return rounds_; }
+  int world_rank_of(int local_rank) const {
+    return map_.rank(map_.first(map_.node()) + local_rank);
+  }
   int local_rank_of(int world_rank) const;  // -1: on another node
   int node_of(int world_rank) const;        // -1: not in this communicator
   const hsgd_options& options() const { return options_; }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/rank_names.hpp"
 #include "hsgd_core.h"
 
 namespace hsgd {
@@ -21,12 +22,14 @@ struct Place {
   int lane = -1;                  // index of this rank among the leaders of its node; -1: none
   std::vector<int> leader_ranks;  // local ranks of this node's leaders, by lane
   std::vector<int> node_of_rank;  // by world rank; empty on one node
+  RankNames names;                // set by Context
   std::string one_thread;  // the reason why only one thread may use the transport; empty: any may
   // Returns true if this thread must not use the transport, which why_foreign explains. nullptr:
   // every thread may.
   bool (*is_foreign_thread)() = nullptr;
   std::string why_foreign;
 
+  int name() const { return names.of(rank); }  // of this rank in errors
   // Returns true if this rank is one of the first `leaders` leaders of its node.
   bool leads(int leaders) const { return lane >= 0 && lane < leaders; }
 };

@@ -253,7 +253,8 @@ ExchangeNote notes_between_nodes(Context& context) {
   return all;
 }
 
-// Throws the error for ranks that disagree about one count. `call` begins the text.
+// Throws the error for ranks that disagree about one count. `call` begins the text; `from` and `to`
+// are names.
 [[noreturn]] void fail_counts(const std::string& call, const hsgd_label* label, int from,
                               uint64_t sent, int to, uint64_t expected, hsgd_dtype dtype) {
   const char* name = hsgd_dtype_name(dtype);
@@ -271,6 +272,7 @@ ExchangeNote notes_between_nodes(Context& context) {
 // Exchanges all counts after all ranks know that some differ, and reports which.
 [[noreturn]] void fail_imbalance(Context& context, const Operation& operation) {
   const auto size = static_cast<size_t>(context.place().size);
+  const RankNames& names = context.place().names;
   const std::string call = context.what();
   std::vector<uint64_t> mine(operation.counts.of_rank, operation.counts.of_rank + size);
   mine.insert(mine.end(), operation.receive_counts, operation.receive_counts + size);
@@ -286,8 +288,8 @@ ExchangeNote notes_between_nodes(Context& context) {
       const uint64_t sent = all[from * mine.size() + to];
       const uint64_t expected = all[to * mine.size() + size + from];
       if (sent == expected) continue;
-      fail_counts(call, operation.label, static_cast<int>(from), sent, static_cast<int>(to),
-                  expected, operation.signature.dtype());
+      fail_counts(call, operation.label, names.of(static_cast<int>(from)), sent,
+                  names.of(static_cast<int>(to)), expected, operation.signature.dtype());
     }
   }
   HSGD_CHECK(!"counts that agree cancel out");

@@ -50,7 +50,7 @@ void Communicator::attempt_on_all(const char* what, Body&& body) {
   }
   if (failure && is_of_peer(*failure)) abandon(*failure);
   int32_t failed = 0;
-  if (failure) failed = 1 + (failure->rank() >= 0 ? failure->rank() : context_.place().rank);
+  if (failure) failed = 1 + (failure->rank() >= 0 ? failure->rank() : context_.place().name());
   Operation vote;
   vote.signature = Signature::pack(kAllocate, HSGD_INT32, HSGD_MAX, 0, 1, 0);
   vote.in = vote.out = &failed;
@@ -104,12 +104,12 @@ std::shared_ptr<SharedBuffer> Communicator::share(uint64_t id, size_t bytes, siz
   PeerWatch watch(node(), what);
   try {
     return std::make_shared<SharedBuffer>(
-        id, node().rank(), node().world_ranks(), bytes, available, node().next_meeting(),
+        id, node().rank(), node().names(), bytes, available, node().next_meeting(),
         Deadline(options().timeout_s, options().interrupted, &watch));
   } catch (const Error& error) {
     const bool late = error.code() == HSGD_ERR_TIMEOUT;
     const bool of_peer = late || error.code() == HSGD_ERR_PEER_LOST;
-    const int peer = context_.local_rank_of(error.rank());
+    const int peer = context_.local_rank_of(context_.place().names.rank_of(error.rank()));
     if (!of_peer || peer < 0 || watch.has_spoken()) throw;
     throw Error(error.code(), error.rank(),
                 text("%s: ", what) + node().person(peer) +

@@ -60,7 +60,7 @@ void run_into_place(Communicator& communicator, const hsgd_call& call, const Row
   if (refused.code == HSGD_OK) return run(out);
   const std::unique_ptr<std::byte[]> unseen(new (std::nothrow) std::byte[bytes]);
   if (unseen == nullptr) {
-    const int rank = communicator.topology().rank;
+    const int rank = communicator.place().name();
     communicator.abandon(Error(HSGD_ERR_MEMORY, rank,
                                text("rank %d has no memory for a result of %llu bytes", rank,
                                     static_cast<unsigned long long>(bytes))));

@@ -13,7 +13,7 @@ Communicator::Communicator(const std::string& path, Listener* listener, Place pl
                            Watch* watch)
     : context_(path, listener, std::move(place), std::move(transport), options, watch) {
   or_give_up(
-      context_.place().rank, [&] { autotune(context_); },
+      context_.place().name(), [&] { autotune(context_); },
       [&](const Error& error) { context_.give_up(error, 0); });
 }
 
@@ -150,7 +150,7 @@ void Communicator::run_guarded(const Operation& operation) {
     give_up(error, context_.sequence(), context_.local().is_first_to_give_up());
     throw;
   } catch (const std::exception& error) {  // out of memory, most likely
-    give_up(Error(HSGD_ERR_SYSTEM, context_.place().rank, error.what()), context_.sequence());
+    give_up(Error(HSGD_ERR_SYSTEM, context_.place().name(), error.what()), context_.sequence());
     throw;
   }
 }
@@ -167,7 +167,7 @@ void Communicator::give_up(const Error& error, uint64_t first_missed, bool is_fi
   // A caller that waits for several calls, in any order, gets the error of the first one for each.
   const bool for_all = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
   broken_.emplace(for_all ? error.code() : HSGD_ERR_CLOSED, error.rank(), error.what());
-  context_.note().fail(error, is_first);
+  context_.note().fail(error, context_.place().names.rank_of(error.rank()), is_first);
   context_.give_up(error, first_missed);
 }
 
@@ -175,7 +175,7 @@ void Communicator::leave() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || broken_) return;
   const Place& place = context_.place();
-  give_up(Error(HSGD_ERR_PEER_LOST, place.rank, node().closing(place.local_rank)),
+  give_up(Error(HSGD_ERR_PEER_LOST, place.name(), node().closing(place.local_rank)),
           context_.sequence() + 1);
 }
 

@@ -67,7 +67,8 @@ class MembersWatch final : public Watch {
 
 }  // namespace
 
-std::unique_ptr<Communicator> split(Communicator& whole, int color, int key) {
+std::unique_ptr<Communicator> split(Communicator& whole, int color, int key,
+                                    const int32_t* rank_names) {
   const hsgd_topology topology = whole.topology();
   if (topology.node_count > 1) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
@@ -96,17 +97,20 @@ std::unique_ptr<Communicator> split(Communicator& whole, int color, int key) {
   for (const int member : members) {
     const Readiness& row = ready[static_cast<size_t>(member)];
     if (row.code == HSGD_OK) continue;
-    throw Error(static_cast<hsgd_status>(row.code), member,
-                text("split: rank %d cannot take part: %s", member, row.words));
+    const int name = whole.place().names.of(member);
+    throw Error(static_cast<hsgd_status>(row.code), name,
+                text("split: rank %d cannot take part: %s", name, row.words));
   }
   MembersWatch watch(whole, members);
+  hsgd_options options = whole.options();
+  options.rank_names = rank_names;
   Place place;
   const auto here = std::find(members.begin(), members.end(), topology.rank);
   place.rank = place.local_rank = static_cast<int>(here - members.begin());
   place.size = place.local_size = static_cast<int>(members.size());
   return std::make_unique<Communicator>(ready[static_cast<size_t>(members[0])].words,
                                         listener ? &*listener : nullptr, std::move(place), nullptr,
-                                        whole.options(), &watch);
+                                        options, &watch);
 }
 
 }  // namespace hsgd

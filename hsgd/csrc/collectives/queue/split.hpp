@@ -12,8 +12,10 @@
 namespace hsgd {
 
 // Splits `whole`; all its ranks must call it; blocks. Ranks of one color form a communicator,
-// ordered by key, then by rank. Returns nullptr for a negative color.
-std::unique_ptr<Communicator> split(Communicator& whole, int color, int key);
+// ordered by key, then by rank. Returns nullptr for a negative color. `rank_names`: of the part's
+// ranks, as in hsgd_options.
+std::unique_ptr<Communicator> split(Communicator& whole, int color, int key,
+                                    const int32_t* rank_names);
 
 }  // namespace hsgd
 

@@ -87,14 +87,14 @@ std::string payload_text(const Call& call, bool with_shape) {
 
 const char* verb(hsgd_kind kind) { return kind == kAllocate ? " asked for " : " sent "; }
 
-std::string call_text(const Call& call) {
+std::string call_text(const Call& call, const RankNames& names) {
   const Signature& signature = call.signature;
   std::string text = kind_name(signature) + quoted_name(call.label);
   const Words& words = words_of(signature.kind());
   if (!words.has_payload) return text;
   text += " of " + payload_text(call, true);
   if (words.has_op) text += std::string(", ") + hsgd_op_name(signature.op());
-  if (words.has_root) text += ", root " + std::to_string(signature.root());
+  if (words.has_root) text += ", root " + std::to_string(names.of(signature.root()));
   return text;
 }
 
@@ -166,7 +166,8 @@ std::string describe_call(uint64_t sequence, const Signature& signature, const h
   return std::string(kind_name(signature)) + " #" + std::to_string(sequence) + quoted_name(shown);
 }
 
-std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& other) {
+std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& other,
+                              const RankNames& names) {
   const Signature& a = one.signature;
   const Signature& b = other.signature;
   const bool same_name = quoted_name(one.label) == quoted_name(other.label);
@@ -174,8 +175,9 @@ std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& ot
       a.kind() == b.kind() && same_name && a.op() == b.op() && a.root() == b.root();
   if (!same_call) {
     return "collective #" + std::to_string(sequence) + ": rank " + std::to_string(one.rank) +
-           " called " + call_text(one) + "; rank " + std::to_string(other.rank) + " called " +
-           call_text(other) + "; make the same calls in the same order on every rank";
+           " called " + call_text(one, names) + "; rank " + std::to_string(other.rank) +
+           " called " + call_text(other, names) +
+           "; make the same calls in the same order on every rank";
   }
   const bool blocks_say_it = payload_text(one, true) == payload_text(other, true);
   if (blocks_say_it && counts_text(one.label) == counts_text(other.label)) {  // the rest is cut off

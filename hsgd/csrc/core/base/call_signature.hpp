@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/base/rank_names.hpp"
 #include "hsgd_core.h"
 
 namespace hsgd {
@@ -65,7 +66,7 @@ uint64_t mix_count(uint64_t from, uint64_t to, uint64_t count);
 
 // One rank's side of a mismatch.
 struct Call {
-  int rank;
+  int rank;  // its name
   Signature signature;
   Label label;
 };
@@ -74,8 +75,9 @@ hsgd_side side_of(int rank, const Label& label);
 inline hsgd_side side_of(const Call& call) { return side_of(call.rank, call.label); }
 
 // Returns "allreduce #12 "fc.weight": rank 1 sent 10 float32, rank 3 sent 12 float32; call it with
-// ...".
-std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& other);
+// ...". `names` are those of the roots.
+std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& other,
+                              const RankNames& names);
 // Returns "allreduce #12", with the caller's name if there is one, for other messages.
 std::string describe_call(uint64_t sequence, const Signature& signature,
                           const hsgd_label* label = nullptr);

@@ -25,7 +25,7 @@ class HSGD_API Error : public std::exception {
 
  private:
   hsgd_status code_;
-  int rank_;  // world rank, or -1
+  int rank_;  // its name in errors (core/base/rank_names.hpp), or -1
   std::string message_;
 };
 
@@ -59,8 +59,8 @@ inline std::string foreign_words(const char* bytes, size_t most) {
   return words;
 }
 
-// Returns the error that other ranks are told after `error` on `rank`. An interruption of `rank`
-// becomes HSGD_ERR_PEER_LOST.
+// Returns the error that other ranks are told after `error` on the rank with the name `rank`. An
+// interruption becomes HSGD_ERR_PEER_LOST.
 inline Error for_others(const Error& error, int rank) {
   if (error.code() != HSGD_ERR_INTERRUPTED) return error;
   const std::string what = error.what();
@@ -69,7 +69,8 @@ inline Error for_others(const Error& error, int rank) {
 }
 
 // Returns the result of `step`. If it throws, calls `give_up` with the error first, then rethrows.
-// An exception other than Error, most likely out of memory, is passed as HSGD_ERR_SYSTEM of `rank`.
+// An exception other than Error, most likely out of memory, is passed as HSGD_ERR_SYSTEM of `rank`,
+// which is a name.
 template <class Step, class GiveUp>
 auto or_give_up(int rank, Step&& step, GiveUp&& give_up) {
   try {

@@ -131,13 +131,13 @@ void StatusNote::look(int awaited, int awaited_node) {
   record_.awaited_node = awaited_node;
 }
 
-void StatusNote::fail(const Error& error, bool is_first) {
+void StatusNote::fail(const Error& error, int about, bool is_first) {
   const int64_t now = coarse_now_ns();
   const Change change(record_);
   record_.state = NoteState::kBroken;
   record_.since_ns = now;
   record_.error = error.code();
-  record_.error_rank = error.rank();
+  record_.error_rank = about;
   record_.is_first = is_first ? 1 : 0;
   copy_text(record_.message, error.what());
 }

@@ -38,8 +38,9 @@ class StatusNote {
   void end_call(bool well);
   // Notes that this rank waits and has just looked at the others. Either argument may be -1.
   void look(int awaited, int awaited_node);
-  // Notes the error that broke the communicator. `is_first`: on this node, this rank failed first.
-  void fail(const Error& error, bool is_first);
+  // Notes the error that broke the communicator, and the rank that it is about. `is_first`: on this
+  // node, this rank failed first.
+  void fail(const Error& error, int about, bool is_first);
   // Adds the hosts of all nodes, separated by commas; one process of each node calls this.
   void tell_hosts(const std::string& names);
 

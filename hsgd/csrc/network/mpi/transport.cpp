@@ -19,8 +19,9 @@ constexpr int64_t kGraceNs = 500'000'000;
 
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(Line leaders, bool (*is_foreign_thread)())
+  MpiTransport(Line leaders, bool (*is_foreign_thread)(), const RankNames& names)
       : ranks_(leaders.ranks),
+        names_(names),
         line_(std::make_unique<PartingLine>(std::move(leaders))),
         leaders_(line_->comm()),
         is_foreign_thread_(is_foreign_thread),
@@ -40,7 +41,7 @@ class MpiTransport final : public Transport {
   Ticket send(int node, Channel channel, const void* data, size_t bytes) override {
     const Turn turn(takes_turns_);
     const Ticket ticket = free_ticket({++messages_, node, false});
-    check(PMPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, leader_of(node),
+    check(PMPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank_of(node),
                      static_cast<int>(channel), leaders_, &requests_[ticket]),
           "MPI_Isend");
     return ticket;
@@ -49,7 +50,7 @@ class MpiTransport final : public Transport {
   Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) override {
     const Turn turn(takes_turns_);
     const Ticket ticket = free_ticket({++messages_, node, true});
-    check(PMPI_Irecv(data, static_cast<int>(capacity_bytes), MPI_BYTE, leader_of(node),
+    check(PMPI_Irecv(data, static_cast<int>(capacity_bytes), MPI_BYTE, rank_of(node),
                      static_cast<int>(channel), leaders_, &requests_[ticket]),
           "MPI_Irecv");
     return ticket;
@@ -70,7 +71,7 @@ class MpiTransport final : public Transport {
   }
 
   int awaited_node() const override { return awaited_among(slots_); }
-  int leader_of(int node) const override { return ranks_[static_cast<size_t>(node)]; }
+  int leader_of(int node) const override { return names_.of(rank_of(node)); }
 
   void part(const Parting& parting) noexcept override {
     if (mpi_is_finalized() || may_not_call()) return;
@@ -119,6 +120,7 @@ class MpiTransport final : public Transport {
     MessageOrder order;
   };
 
+  int rank_of(int node) const { return ranks_[static_cast<size_t>(node)]; }
   bool may_not_call() const { return is_foreign_thread_ != nullptr && is_foreign_thread_(); }
 
   Ticket free_ticket(const MessageOrder& order) {
@@ -157,7 +159,7 @@ class MpiTransport final : public Transport {
     });
     if (found == dead.end() && !dead.empty()) return;
     lost_ns_ = now_ns();
-    const int rank = dead.empty() ? -1 : *found;
+    const int rank = dead.empty() ? -1 : names_.of(*found);
     const std::string who = rank < 0 ? "a rank" : text("rank %d", rank);
     lost_ = Parting(0, rank, Parting::kClosed,
                     text("%s died or was cut off (%s)", who.c_str(), error.what()));
@@ -184,6 +186,7 @@ class MpiTransport final : public Transport {
   }
 
   std::vector<int> ranks_;  // by node
+  RankNames names_;
   std::unique_ptr<PartingLine> line_;
   MPI_Comm leaders_;  // shared with the line
   bool (*is_foreign_thread_)();
@@ -201,8 +204,9 @@ class MpiTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_mpi_transport(Line leaders, bool (*is_foreign_thread)()) {
-  return std::make_unique<MpiTransport>(std::move(leaders), is_foreign_thread);
+std::unique_ptr<Transport> make_mpi_transport(Line leaders, bool (*is_foreign_thread)(),
+                                              const RankNames& names) {
+  return std::make_unique<MpiTransport>(std::move(leaders), is_foreign_thread, names);
 }
 
 }  // namespace hsgd

@@ -5,14 +5,17 @@
 
 #include <memory>
 
+#include "core/base/rank_names.hpp"
 #include "network/mpi/leave_notices.hpp"
 #include "network/transport/transport.hpp"
 
 namespace hsgd {
 
 // Takes turns if MPI needs that. `is_foreign_thread`: see Place; if such a thread closes the
-// transport, other nodes are not told, because that would be a call of MPI.
-std::unique_ptr<Transport> make_mpi_transport(Line leaders, bool (*is_foreign_thread)());
+// transport, other nodes are not told, because that would be a call of MPI. `names`: of the ranks
+// of `leaders`.
+std::unique_ptr<Transport> make_mpi_transport(Line leaders, bool (*is_foreign_thread)(),
+                                              const RankNames& names = {});
 
 }  // namespace hsgd
 

@@ -21,7 +21,7 @@ namespace hsgd {
 // The leaders of all nodes that have the same local rank.
 struct TcpLeaders {
   std::vector<SocketPlace> places;  // by node
-  std::vector<int> ranks;           // world ranks, by node
+  std::vector<int> ranks;           // their names in errors, by node
   int node = 0;                     // this leader's node
 };
 

@@ -343,7 +343,7 @@ class TcpTransport final : public Transport {
     });
   }
 
-  const std::vector<int> ranks_;  // by node
+  const std::vector<int> ranks_;  // names, by node
   const int node_;
   const ConnectionPlan plan_;
   Fd poll_;

@@ -15,8 +15,8 @@
 namespace hsgd {
 
 // `connections`: by node, in the order of ConnectionPlan, to leaders that accepted this one; those
-// of this node, `node`, are ignored. `ranks`: world ranks of the leaders, by node, for error texts.
-// `timeout_s`: see watch_host(). Throws HSGD_ERR_SYSTEM.
+// of this node, `node`, are ignored. `ranks`: names of the leaders in errors, by node. `timeout_s`:
+// see watch_host(). Throws HSGD_ERR_SYSTEM.
 std::unique_ptr<Transport> make_tcp_transport(std::vector<std::vector<Fd>> connections,
                                               std::vector<int> ranks, int node, double timeout_s);
 

@@ -292,20 +292,22 @@ class SocketRma final : public Rma {
     return false;
   }
 
-  static Error ended(int rank, const char* why) {
-    return Error(HSGD_ERR_PEER_LOST, rank,
-                 text("rank %d on another node died or closed its NotifiedWindow (%s)", rank, why));
+  Error ended(int rank, const char* why) const {
+    const int name = settings_.names.of(rank);
+    return Error(HSGD_ERR_PEER_LOST, name,
+                 text("rank %d on another node died or closed its NotifiedWindow (%s)", name, why));
   }
   // Returns the error of a failed connection attempt. A rank that is known to be lost had a
   // connection.
   Error unreachable(int rank, int error) const {
     if (lost_.count(rank) != 0) return ended(rank, std::strerror(error));
     const IpAddress address = reach(place_of(rank_).addresses, place_of(rank).addresses);
+    const int name = settings_.names.of(rank);
     return Error(
-        HSGD_ERR_PEER_LOST, rank,
+        HSGD_ERR_PEER_LOST, name,
         text("rank %d on another node did not accept a connection at %s, TCP port %d (%s): it died "
              "or closed its NotifiedWindow, or routing or a firewall blocks the connection",
-             rank, words_of(address).c_str(), ntohs(static_cast<in_port_t>(place_of(rank).port)),
+             name, words_of(address).c_str(), ntohs(static_cast<in_port_t>(place_of(rank).port)),
              std::strerror(error)));
   }
 

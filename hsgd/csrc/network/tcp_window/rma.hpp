@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/rank_names.hpp"
 #include "network/tcp_common/listener.hpp"
 #include "network/transport/rma.hpp"
 
@@ -28,6 +29,7 @@ struct SocketSettings {
   double timeout_s = 0.0;  // 0: as the kernel does
   // Which ranks connect here, by rank. Empty: all others; ranks of one node share its memory.
   std::vector<bool> connect = {};
+  RankNames names = {};
 };
 
 // Local. Other ranks write into the `bytes` bytes at `base`.

@@ -38,7 +38,7 @@ struct Parting {
   }
 
   uint64_t sequence = kNever;  // the first collective without this node
-  int32_t rank = -1;           // the world rank that the line is about, or -1
+  int32_t rank = -1;           // the name of the rank that the line is about, or -1
   int32_t how = kGaveUp;       // or: that rank closed its communicator, or its wait timed out
   char line[496] = {};
 };
@@ -86,7 +86,7 @@ class HSGD_API Transport {
   // left a message untaken longest; -1: none.
   virtual int awaited_node() const = 0;
 
-  // Returns the world rank of the leader of a node; -1: not known.
+  // Returns the name of the leader of a node in errors; -1: not known.
   virtual int leader_of(int /*node*/) const { return -1; }
 
   // Tells the other nodes that this one parts, as far as they can be reached. Only the first call

@@ -40,22 +40,22 @@ void check_descriptors(size_t wanted) {
 }
 
 std::vector<Member> meet(const std::string& path, Listener* listener, int rank,
-                         const std::vector<int>& world_ranks, Member self, const MeetingFile& file,
+                         const std::vector<int>& names, Member self, const MeetingFile& file,
                          const Deadline& deadline) {
-  self.world_rank = world_ranks[static_cast<size_t>(rank)];
-  if (rank != 0) return join_meeting(path, rank, world_ranks, std::move(self), file, deadline);
+  self.name = names[static_cast<size_t>(rank)];
+  if (rank != 0) return join_meeting(path, rank, names, std::move(self), file, deadline);
   const Fd made = self.make(file);
-  if (world_ranks.size() == 1) {
-    if (self.failed != HSGD_OK) throw Error(self.failed, self.world_rank, self.failure);
+  if (names.size() == 1) {
+    if (self.failed != HSGD_OK) throw Error(self.failed, self.name, self.failure);
     std::vector<Member> alone;
     alone.push_back(std::move(self));
     return alone;
   }
   if (listener != nullptr)
-    return host_meeting(path, *listener, world_ranks, std::move(self), made, deadline);
+    return host_meeting(path, *listener, names, std::move(self), made, deadline);
   Listener own(path);
   HSGD_FAULT_POINT("set-up: door open");
-  return host_meeting(path, own, world_ranks, std::move(self), made, deadline);
+  return host_meeting(path, own, names, std::move(self), made, deadline);
 }
 
 }  // namespace hsgd

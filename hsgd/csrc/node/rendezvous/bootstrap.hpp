@@ -25,13 +25,13 @@ constexpr size_t kDescriptorsPerRank = 2;
 HSGD_API void check_descriptors(size_t wanted);
 
 // Collective over the ranks of the node, which all got `path` (see MeetingPoint) in some other way.
-// `world_ranks`: their names in errors, by local rank; `rank`: the local one. Rank 0 passes its
+// `names`: their names in errors, by local rank; `rank`: the local one. Rank 0 passes its
 // listener, or nullptr: then one is made here. Returns all members by local rank. Throws
 // CollectiveTimeout, PeerLost or HSGD_ERR_ARGUMENT (wrong size, rank used twice, other settings,
 // other version, another user listens there), with the ranks in the text; also what the deadline's
 // watch throws, and what `file` throws on any rank.
 std::vector<Member> meet(const std::string& path, Listener* listener, int rank,
-                         const std::vector<int>& world_ranks, Member self, const MeetingFile& file,
+                         const std::vector<int>& names, Member self, const MeetingFile& file,
                          const Deadline& deadline);
 
 }  // namespace hsgd

@@ -19,12 +19,11 @@ constexpr int64_t kTurnMs = 50;  // one wait in the queue for a connection
 
 class Guest {
  public:
-  Guest(const std::string& path, int rank, const std::vector<int>& world_ranks,
-        const Deadline& deadline)
+  Guest(const std::string& path, int rank, const std::vector<int>& names, const Deadline& deadline)
       : point_(meeting_point_of(path)),
         rank_(rank),
-        size_(static_cast<int>(world_ranks.size())),
-        host_(world_ranks.front()),
+        size_(static_cast<int>(names.size())),
+        host_(names.front()),
         deadline_(deadline) {}
 
   std::vector<Member> join(Member self, const MeetingFile& file) {
@@ -99,7 +98,7 @@ class Guest {
     own.push_back(std::move(self));
     send_until(point_.name, deadline_,
                [&] { return send_members(socket_.get(), head, own, 0, 1); });
-    if (own[0].failed != HSGD_OK) throw Error(own[0].failed, own[0].world_rank, own[0].failure);
+    if (own[0].failed != HSGD_OK) throw Error(own[0].failed, own[0].name, own[0].failure);
   }
 
   // Returns the host's next message. If the message is a failure, throws it.
@@ -155,10 +154,9 @@ class Guest {
 
 }  // namespace
 
-std::vector<Member> join_meeting(const std::string& path, int rank,
-                                 const std::vector<int>& world_ranks, Member self,
-                                 const MeetingFile& file, const Deadline& deadline) {
-  return Guest(path, rank, world_ranks, deadline).join(std::move(self), file);
+std::vector<Member> join_meeting(const std::string& path, int rank, const std::vector<int>& names,
+                                 Member self, const MeetingFile& file, const Deadline& deadline) {
+  return Guest(path, rank, names, deadline).join(std::move(self), file);
 }
 
 }  // namespace hsgd

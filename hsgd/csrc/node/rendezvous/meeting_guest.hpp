@@ -15,9 +15,8 @@
 namespace hsgd {
 
 // Collective with host_meeting() on rank 0; see meet().
-std::vector<Member> join_meeting(const std::string& path, int rank,
-                                 const std::vector<int>& world_ranks, Member self,
-                                 const MeetingFile& file, const Deadline& deadline);
+std::vector<Member> join_meeting(const std::string& path, int rank, const std::vector<int>& names,
+                                 Member self, const MeetingFile& file, const Deadline& deadline);
 
 }  // namespace hsgd
 

@@ -19,16 +19,16 @@ namespace {
 
 class Host {
  public:
-  Host(const std::string& path, Listener& listener, const std::vector<int>& world_ranks,
-       Member self, const Fd& file, const Deadline& deadline)
+  Host(const std::string& path, Listener& listener, const std::vector<int>& names, Member self,
+       const Fd& file, const Deadline& deadline)
       : point_(meeting_point_of(path)),
         listener_(listener),
-        world_ranks_(world_ranks),
-        size_(static_cast<int>(world_ranks.size())),
+        names_(names),
+        size_(static_cast<int>(names.size())),
         file_(file),
         deadline_(deadline) {
-    members_.resize(world_ranks.size());
-    guests_.resize(world_ranks.size());
+    members_.resize(names.size());
+    guests_.resize(names.size());
     members_[0] = std::move(self);
   }
 
@@ -36,7 +36,7 @@ class Host {
     try {
       while (present_ < size_) wait_for_someone();
       const Member& self = members_[0];
-      if (self.failed != HSGD_OK) throw Error(self.failed, self.world_rank, self.failure);
+      if (self.failed != HSGD_OK) throw Error(self.failed, self.name, self.failure);
       HSGD_FAULT_POINT("set-up: all have come");
       while (tell_some()) wait_until_taken();
     } catch (const Error& error) {
@@ -183,8 +183,8 @@ class Host {
     const std::string complaint = complain_about(head, member);
     if (!complaint.empty() || head.failed != HSGD_OK) {
       strangers_.push_back(std::move(stranger));  // the failure is sent to it with the others
-      if (!complaint.empty()) throw Error(HSGD_ERR_ARGUMENT, member.world_rank, complaint);
-      throw Error(static_cast<hsgd_status>(head.failed), member.world_rank, head.message);
+      if (!complaint.empty()) throw Error(HSGD_ERR_ARGUMENT, member.name, complaint);
+      throw Error(static_cast<hsgd_status>(head.failed), member.name, head.message);
     }
     members_[static_cast<size_t>(head.rank)] = std::move(member);
     guest(head.rank).socket = std::move(stranger.socket);
@@ -197,17 +197,17 @@ class Host {
     const bool known = head.rank >= 0 && head.rank < size_;
     if (head.size != size_) {
       return text("set-up at %s: rank %d has size %d, rank %d has size %d; give all ranks the same",
-                  point_.name.c_str(), name_of(0), size_, member.world_rank, head.size);
+                  point_.name.c_str(), name_of(0), size_, member.name, head.size);
     }
     if (head.rank < 1 || !known || guest(head.rank).socket.valid()) {
       return text(
           "set-up at %s: rank %d joined twice (pids %d and %d); give each process its own rank",
-          point_.name.c_str(), member.world_rank,
+          point_.name.c_str(), member.name,
           known ? members_[static_cast<size_t>(head.rank)].pid : -1, member.pid);
     }
     if (head.settings == members_[0].settings) return "";
     return text("set-up at %s: ranks %d and %d have different HSGD_* settings; use the same on all",
-                point_.name.c_str(), name_of(0), member.world_rank);
+                point_.name.c_str(), name_of(0), member.name);
   }
 
   // Sends what can be sent now; returns false if all ranks have everything. The kernel bounds the
@@ -297,10 +297,10 @@ class Host {
     if (receive_words(guest(rank).socket.get(), &complaint, &none)) fail_missing();
     look_for_the_cause(deadline_);
     const Member& lost = members_[static_cast<size_t>(rank)];
-    throw Error(HSGD_ERR_PEER_LOST, lost.world_rank,
+    throw Error(HSGD_ERR_PEER_LOST, lost.name,
                 text("set-up at %s: rank %d (pid %d) left before the set-up was complete; look at "
                      "its output",
-                     point_.name.c_str(), lost.world_rank, lost.pid));
+                     point_.name.c_str(), lost.name, lost.pid));
   }
 
   [[noreturn]] void fail_missing() {
@@ -319,11 +319,11 @@ class Host {
   }
 
   Guest& guest(int rank) { return guests_[static_cast<size_t>(rank)]; }
-  int name_of(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
+  int name_of(int rank) const { return names_[static_cast<size_t>(rank)]; }
 
   const MeetingPoint point_;
   Listener& listener_;
-  const std::vector<int>& world_ranks_;
+  const std::vector<int>& names_;
   const int size_;
   const Fd& file_;
   const Deadline& deadline_;
@@ -339,9 +339,9 @@ class Host {
 }  // namespace
 
 std::vector<Member> host_meeting(const std::string& path, Listener& listener,
-                                 const std::vector<int>& world_ranks, Member self, const Fd& file,
+                                 const std::vector<int>& names, Member self, const Fd& file,
                                  const Deadline& deadline) {
-  return Host(path, listener, world_ranks, std::move(self), file, deadline).gather_and_tell();
+  return Host(path, listener, names, std::move(self), file, deadline).gather_and_tell();
 }
 
 }  // namespace hsgd

@@ -18,7 +18,7 @@ namespace hsgd {
 // Collective with join_meeting() on the ranks 1..size-1; see meet(). `file`: shared by all ranks;
 // invalid if it could not be made, which `self` reports.
 std::vector<Member> host_meeting(const std::string& path, Listener& listener,
-                                 const std::vector<int>& world_ranks, Member self, const Fd& file,
+                                 const std::vector<int>& names, Member self, const Fd& file,
                                  const Deadline& deadline);
 
 }  // namespace hsgd

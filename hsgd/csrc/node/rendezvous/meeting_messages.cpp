@@ -31,7 +31,7 @@ void take_members(const MeetingMessage& message, std::vector<Fd> descriptors,
     const MeetingEntry& entry = message.entries[i];
     Member member;
     member.pid = entry.pid;
-    member.world_rank = entry.world_rank;
+    member.name = entry.name;
     member.settings = message.head.settings;
     member.process = take(entry.has_process != 0);
     members->push_back(std::move(member));
@@ -63,7 +63,7 @@ void Member::prepare(const MeetingFile& file, Fd descriptor) {
 
 void Member::note_failure(const Error& error) {
   failed = error.code();
-  failure = text("rank %d: %s", world_rank, error.what());
+  failure = text("rank %d: %s", name, error.what());
 }
 
 MeetingHead words_of(Say say, int rank, int size) {
@@ -104,7 +104,7 @@ Sent send_members(int socket, MeetingHead head, const std::vector<Member>& membe
   message.head = head;
   for (int i = 0; i < count; ++i) {
     const Member& member = members[static_cast<size_t>(first + i)];
-    message.entries[i] = {member.pid, member.world_rank, member.process.valid()};
+    message.entries[i] = {member.pid, member.name, member.process.valid()};
     if (member.process.valid()) descriptors.push_back(member.process.get());
   }
   return send_message(socket, &message, bytes_of(count), descriptors);

@@ -36,8 +36,8 @@ struct MeetingFile {
 
 // One rank of the node as the others see it.
 struct Member {
-  int32_t pid = 0;  // as the rank itself sees it
-  int32_t world_rank = 0;
+  int32_t pid = 0;        // as the rank itself sees it
+  int32_t name = 0;       // in errors
   uint64_t settings = 0;  // hash of what fixes the layout; must be equal on all ranks
   Fd process;             // pidfd; invalid if the kernel has none
   // Why this rank cannot take part; meet() then throws it on all ranks.
@@ -83,7 +83,7 @@ struct MeetingHead {
 // A rank; the descriptors are in the order of the entries.
 struct MeetingEntry {
   int32_t pid;
-  int32_t world_rank;
+  int32_t name;
   int32_t has_process;
 };
 

@@ -148,18 +148,18 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
       });
   try {
     std::vector<Member> members =
-        meet(path, listener, rank(), settings_.world_ranks, std::move(self), file, deadline);
+        meet(path, listener, rank(), settings_.names, std::move(self), file, deadline);
     memory_.complete(kSmall);
     std::vector<Peer> peers(members.size());
     for (size_t i = 0; i < members.size(); ++i) {
       peers[i].pid = members[i].pid;
-      peers[i].world_rank = members[i].world_rank;
+      peers[i].name = members[i].name;
       peers[i].process = settings_.processes->add(std::move(members[i].process), members[i].pid);
     }
     HSGD_FAULT_POINT("set-up: mapped");
     return peers;
   } catch (const Error& error) {  // the others may have come already, and would wait
-    const Error others = for_others(error, world_ranks()[static_cast<size_t>(rank())]);
+    const Error others = for_others(error, names()[static_cast<size_t>(rank())]);
     if (memory_.is_mapped()) write_failure(control(rank()), others, 0);
     throw;
   }
@@ -264,7 +264,7 @@ const std::byte* LocalGroup::payload(int rank, uint64_t sequence, size_t bytes) 
 }
 
 Call LocalGroup::call(int rank, uint64_t sequence) const {
-  return Call{world_rank(rank), signature(rank, sequence), control(rank).labels[sequence % kCells]};
+  return Call{name(rank), signature(rank, sequence), control(rank).labels[sequence % kCells]};
 }
 
 std::byte* LocalGroup::result_payload(uint64_t sequence, size_t bytes) {

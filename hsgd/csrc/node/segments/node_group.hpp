@@ -29,7 +29,7 @@ class LocalGroup {
   struct Settings {
     int rank = 0;  // on this node
     int size = 1;
-    std::vector<int> world_ranks;  // of this node's ranks
+    std::vector<int> names;  // of this node's ranks in errors
     SegmentLayout layout;
     int flat_ranks = 16;
     bool one_out_ring = false;  // local rank 0 holds the out ring of the whole node
@@ -49,8 +49,8 @@ class LocalGroup {
   int size() const { return settings_.size; }
   int cores() const { return cores_; }  // cores for the ranks of this node; the same on all
   bool shares_cores() const { return size() > cores_; }
-  int world_rank(int rank) const { return peers_[static_cast<size_t>(rank)].world_rank; }
-  const std::vector<int>& world_ranks() const { return settings_.world_ranks; }
+  int name(int rank) const { return peers_[static_cast<size_t>(rank)].name; }
+  const std::vector<int>& names() const { return settings_.names; }
   uint64_t id() const { return control(0).id; }  // the same on all ranks of this group only
   const SegmentLayout& layout() const { return settings_.layout; }
 
@@ -157,10 +157,10 @@ class LocalGroup {
   void check_alive(int rank, const std::string& what) const;
   // For missing(): shows the others that this rank waits, and notes which of them wait.
   void see_who_waits(uint64_t sequence);
-  // Returns "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; writes the world
-  // rank of the first one to `first`.
+  // Returns "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; writes the name
+  // of the first one to `first`.
   std::string missing(uint64_t sequence, int* first) const;
-  // Returns the world rank that missing() would name first among the ranks that have not called the
+  // Returns the local rank that missing() would name first among the ranks that have not called the
   // collective, or have not looked for long; -1: none. Cheaper: for each look.
   int awaited(uint64_t sequence) const;
   // Returns true if no lower rank of this node waits, according to see_who_waits().
@@ -186,7 +186,7 @@ class LocalGroup {
  private:
   struct Peer {
     int32_t pid = 0;
-    int32_t world_rank = 0;
+    int32_t name = 0;
     std::shared_ptr<const WatchedProcess> process;
     uint32_t looks = 0;        // last value seen
     int64_t looked_at_ns = 0;  // time of its last change, or the start of this rank's wait

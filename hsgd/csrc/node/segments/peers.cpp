@@ -26,7 +26,7 @@ bool LocalGroup::has_left(int rank) const {
 
 std::string LocalGroup::person(int rank) const {
   const Peer& peer = peers_[static_cast<size_t>(rank)];
-  return text("rank %d (pid %d, %s)", peer.world_rank, peer.pid, node_name_.c_str());
+  return text("rank %d (pid %d, %s)", peer.name, peer.pid, node_name_.c_str());
 }
 
 void LocalGroup::explain_leaving(const std::string& words) {
@@ -81,11 +81,11 @@ int LocalGroup::awaited(uint64_t sequence) const {
   int64_t oldest_ns = kLongNs;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    if (!is_open(peer, sequence)) return world_rank(peer);
+    if (!is_open(peer, sequence)) return peer;
     const int64_t age_ns = now - peers_[static_cast<size_t>(peer)].looked_at_ns;
     if (age_ns <= oldest_ns) continue;
     oldest_ns = age_ns;
-    silent = world_rank(peer);
+    silent = peer;
   }
   return silent;
 }
@@ -120,7 +120,7 @@ void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
     // no rank.
     if (control(peer).closed.load(std::memory_order_acquire) == 0 || is_open(peer, sequence))
       continue;
-    throw Error(HSGD_ERR_PEER_LOST, world_rank(peer), what + ": " + closing(peer));
+    throw Error(HSGD_ERR_PEER_LOST, name(peer), what + ": " + closing(peer));
   }
 }
 
@@ -134,14 +134,14 @@ void LocalGroup::fail_if_dead(int rank, const std::string& what) const {
   // A rank that closed its communicator and then ended is no error: others may need nothing more of
   // it. The order matters: a rank that ended between the two looks had closed before.
   if (control(rank).closed.load(std::memory_order_acquire) != 0) return;
-  throw Error(HSGD_ERR_PEER_LOST, world_rank(rank), what + ": " + person(rank) + " died");
+  throw Error(HSGD_ERR_PEER_LOST, name(rank), what + ": " + person(rank) + " died");
 }
 
 std::string LocalGroup::missing(uint64_t sequence, int* first) const {
   std::string names;
   *first = -1;
   const auto add = [&](int peer) {
-    if (*first < 0) *first = world_rank(peer);
+    if (*first < 0) *first = name(peer);
     names += (names.empty() ? "" : ", ") + person(peer);
   };
   for (int peer = 0; peer < size(); ++peer) {

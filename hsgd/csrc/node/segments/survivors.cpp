@@ -55,19 +55,21 @@ void check_left_out(const LocalGroup& local) {
   if (contains(members, local.rank())) return;
   std::string names;
   for (const int member : members) {
-    names += (names.empty() ? "" : ", ") + std::to_string(local.world_rank(member));
+    names += (names.empty() ? "" : ", ") + std::to_string(local.name(member));
   }
-  const int me = local.world_rank(local.rank());
+  const int me = local.name(local.rank());
   throw Error(HSGD_ERR_CLOSED, me,
               text("rank %d (this process) was left out: it did not call shrink() in time, and "
                    "rank(s) %s continued without it; end it, or restart it as a new rank",
                    me, names.c_str()));
 }
 
-Regroup::Regroup(LocalGroup& local, double timeout_s, Deadline::Interrupted interrupted)
+Regroup::Regroup(LocalGroup& local, double timeout_s, Deadline::Interrupted interrupted,
+                 bool keeps_names)
     : local_(local),
       timeout_s_(timeout_s),
       interrupted_(interrupted),
+      keeps_names_(keeps_names),
       deadline_(timeout_s),
       left_(static_cast<size_t>(local.size())) {
   if (local.size() > Survival::kMostRanks) {
@@ -161,8 +163,10 @@ bool Regroup::take_part(const Make& make) {
     wait_until([&] { return everybody_joined(); });
     move_to(settled);
   } catch (const Error& error) {
-    // The failure of another member, such as out of memory, has its rank in the new numbering.
-    const auto me = std::find(members_.begin(), members_.end(), local_.rank()) - members_.begin();
+    // The failure of another member, such as out of memory, has its name in the new group.
+    const auto number =
+        std::find(members_.begin(), members_.end(), local_.rank()) - members_.begin();
+    const auto me = keeps_names_ ? local_.name(local_.rank()) : static_cast<int>(number);
     const bool of_another = error.rank() >= 0 && error.rank() != me;
     const bool is_lost = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
     if (!is_lost && !of_another) throw;
@@ -220,14 +224,14 @@ void Regroup::check_members() const {
   for (const int member : members_) {
     const bool left = left_[static_cast<size_t>(member)];
     if (!left && local_.survival(member).came.load() == number_of(round_) + 1) continue;
-    throw Error(HSGD_ERR_PEER_LOST, local_.world_rank(member),
+    throw Error(HSGD_ERR_PEER_LOST, local_.name(member),
                 "shrink: " + local_.person(member) + (left ? " left" : " gave up"));
   }
   if (!deadline_.passed()) return;
   for (const int member : members_) {
     if (local_.survival(member).joined.load() == number_of(round_) + 1) continue;
     throw Error(
-        HSGD_ERR_TIMEOUT, local_.world_rank(member),
+        HSGD_ERR_TIMEOUT, local_.name(member),
         text("shrink: %s did not join within %g s", local_.person(member).c_str(), timeout_s_));
   }
 }

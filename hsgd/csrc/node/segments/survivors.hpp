@@ -33,7 +33,9 @@ class Regroup final : private Watch {
   using Make = std::function<void(const Round&)>;
 
   // `timeout_s`: how long to wait for living ranks, in each of the two phases of a round.
-  Regroup(LocalGroup& local, double timeout_s, Deadline::Interrupted interrupted);
+  // `keeps_names`: errors of the new group call its ranks as those of the old one do; otherwise by
+  // their ranks in the new one.
+  Regroup(LocalGroup& local, double timeout_s, Deadline::Interrupted interrupted, bool keeps_names);
 
   // Collective over the ranks that are left. Calls `make` in each round; if it throws
   // HSGD_ERR_PEER_LOST or HSGD_ERR_TIMEOUT, the next round begins. Returns once all members of the
@@ -62,6 +64,7 @@ class Regroup final : private Watch {
   LocalGroup& local_;
   double timeout_s_;
   Deadline::Interrupted interrupted_;
+  bool keeps_names_;
   Deadline deadline_;         // of the current phase
   uint64_t round_ = 0;        // the state on which this rank acts
   std::vector<bool> left_;    // ranks that ended or closed, as far as seen

@@ -7,14 +7,14 @@
 
 namespace hsgd {
 
-SharedBuffer::SharedBuffer(uint64_t id, int rank, const std::vector<int>& world_ranks, size_t bytes,
+SharedBuffer::SharedBuffer(uint64_t id, int rank, const std::vector<int>& names, size_t bytes,
                            size_t available, const std::string& path, const Deadline& deadline)
-    : id_(id), rank_(rank), memory_(rank, static_cast<int>(world_ranks.size()), bytes, bytes) {
+    : id_(id), rank_(rank), memory_(rank, static_cast<int>(names.size()), bytes, bytes) {
   constexpr size_t kSmall = 1 << 30;  // for more, page tables of all ranks would be too large
   Member self;
   self.pid = ::getpid();
   self.settings = bytes;
-  meet(path, nullptr, rank, world_ranks, std::move(self), memory_.bring("ask for less", available),
+  meet(path, nullptr, rank, names, std::move(self), memory_.bring("ask for less", available),
        deadline);
   memory_.complete(kSmall);
 }

@@ -29,9 +29,9 @@ class SharedBuffer {
  public:
   // Collective over the ranks of the node, which meet at the abstract socket name `path`. `id` is
   // above 0; `id` and `bytes` (per rank) are the same on all ranks. `available`: memory that was
-  // left before any rank began. `rank`, `world_ranks` and errors: see meet().
-  SharedBuffer(uint64_t id, int rank, const std::vector<int>& world_ranks, size_t bytes,
-               size_t available, const std::string& path, const Deadline& deadline);
+  // left before any rank began. `rank`, `names` and errors: see meet().
+  SharedBuffer(uint64_t id, int rank, const std::vector<int>& names, size_t bytes, size_t available,
+               const std::string& path, const Deadline& deadline);
   uint64_t id() const { return id_; }
   size_t bytes() const { return memory_.part_bytes(rank_); }
   std::byte* data(int rank) const { return memory_.part(rank); }

@@ -60,9 +60,10 @@ Tree::Tree(NotifiedWindow& window, Settings settings)
 
 void Tree::watch(uint32_t layer, const Input& input, bool weights) {
   if (input.slot >= index_of_slot_.size() || window_.segment(input.memory) == nullptr) {
-    throw Error(HSGD_ERR_ARGUMENT, input.memory,
+    const int name = window_.name(input.memory);
+    throw Error(HSGD_ERR_ARGUMENT, name,
                 text("Tree: layer %u: slot %u, or the memory of rank %d, cannot be reached here",
-                     layer, input.slot, input.memory));
+                     layer, input.slot, name));
   }
   index_of_slot_[input.slot] = static_cast<uint32_t>(seen_.size());
   seen_.push_back({input.slot, 0});

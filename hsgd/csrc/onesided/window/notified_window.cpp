@@ -47,7 +47,7 @@ class NotifiedWindow::Patience final : public Watch {
     for (const int source : window_.sources_of(slots_)) window_.check_source(source, what_);
     if (deadline_.interrupted()) {
       throw Error(HSGD_ERR_INTERRUPTED, -1,
-                  what_ + text(": rank %d was interrupted", window_.place_.rank));
+                  what_ + text(": rank %d was interrupted", window_.name(window_.place_.rank)));
     }
     if (deadline_.passed()) explain_();
   }
@@ -83,7 +83,8 @@ NotifiedWindow::NotifiedWindow(Communicator& communicator, const Settings& setti
   for (Doorbell& bell : header(own()).bells) bell.rings.store(first_count_32());
   if (make) {
     outbox_ = std::make_unique<Outbox>(make(memory_->own(), data_offset() + settings.segment_bytes),
-                                       settings.queue, settings.timeout_s, settings.forgiving);
+                                       settings.queue, settings.timeout_s, settings.forgiving,
+                                       communicator.place().names);
     outbox_->start([this] { wake(); });
   }
   // No rank may write here before the network's view exists, nor notify a rank that is not ready.
@@ -134,12 +135,12 @@ uint64_t NotifiedWindow::put_notify(const std::vector<Piece>& pieces, int target
   uint64_t ticket = 0;
   if (outbox_->post(placed, notification, &ticket)) return ticket;
   const std::string what =
-      text("put_notify, version %llu for slot %u of rank %d", number(version), slot, target);
+      text("put_notify, version %llu for slot %u of rank %d", number(version), slot, name(target));
   Patience patience(*this, timeout_s, nullptr, what, [&] {
     int oldest = -1;
     const std::string line = outbox_->oldest(&oldest);
     throw Error(
-        HSGD_ERR_QUEUE_FULL, oldest,
+        HSGD_ERR_QUEUE_FULL, name(oldest),
         what +
             text(": all %u operations between nodes have been under way for %g s, the oldest is ",
                  settings_.queue, timeout_s) +
@@ -174,10 +175,10 @@ void NotifiedWindow::check_mine() const {
 
 void NotifiedWindow::check_slot(const char* what, uint32_t slot, int rank) const {
   if (slot < settings_.slots) return;
-  throw Error(HSGD_ERR_ARGUMENT, rank,
+  throw Error(HSGD_ERR_ARGUMENT, name(rank),
               text("%s: slot %u of rank %d: there are slots 0 to %u; make the NotifiedWindow with "
                    "more slots",
-                   what, slot, rank, settings_.slots - 1));
+                   what, slot, name(rank), settings_.slots - 1));
 }
 
 void NotifiedWindow::check_put(const std::vector<Piece>& pieces, int target, uint32_t slot) const {
@@ -191,11 +192,11 @@ void NotifiedWindow::check_put(const std::vector<Piece>& pieces, int target, uin
     if (piece.offset <= settings_.segment_bytes &&
         piece.bytes <= settings_.segment_bytes - piece.offset)
       continue;
-    throw Error(
-        HSGD_ERR_ARGUMENT, target,
-        text("put_notify: %llu bytes at offset %llu do not fit in the segment of rank %d, "
-             "which has %llu bytes",
-             number(piece.bytes), number(piece.offset), target, number(settings_.segment_bytes)));
+    throw Error(HSGD_ERR_ARGUMENT, name(target),
+                text("put_notify: %llu bytes at offset %llu do not fit in the segment of rank %d, "
+                     "which has %llu bytes",
+                     number(piece.bytes), number(piece.offset), name(target),
+                     number(settings_.segment_bytes)));
   }
 }
 
@@ -205,10 +206,10 @@ uint64_t NotifiedWindow::claim_version(int target, uint32_t slot, uint64_t versi
   uint64_t& last = sent_[static_cast<uint64_t>(target) << 32 | slot];
   if (version <= last) {
     throw Error(
-        HSGD_ERR_ARGUMENT, target,
+        HSGD_ERR_ARGUMENT, name(target),
         text("put_notify: slot %u of rank %d: version %llu does not follow %llu, which this "
              "rank sent before; versions of a slot start at 1 and must increase",
-             slot, target, number(version), number(last)));
+             slot, name(target), number(version), number(last)));
   }
   return std::exchange(last, version);
 }
@@ -227,7 +228,7 @@ void NotifiedWindow::drain(double timeout_s) {
     int oldest = -1;
     const std::string line = outbox_->oldest(&oldest);
     throw Error(
-        HSGD_ERR_TIMEOUT, oldest,
+        HSGD_ERR_TIMEOUT, name(oldest),
         text("drain: after %g s not everything was delivered, the oldest is ", timeout_s) + line);
   });
   const Awaiting awaiting(*outbox_);
@@ -245,7 +246,7 @@ NotifiedWindow::Seen NotifiedWindow::wait_any(const std::vector<Seen>& slots, do
   if (find(slots, &found)) return found;
   const std::string what = text("wait_any, slot %u", slots.front().slot);
   Patience patience(*this, timeout_s, &slots, what, [&] {
-    throw Error(HSGD_ERR_TIMEOUT, expected_[slots.front().slot].source,
+    throw Error(HSGD_ERR_TIMEOUT, name(expected_[slots.front().slot].source),
                 text("wait_any: after %g s ", timeout_s) + missing(slots));
   });
   const auto look_at_all = [&] { return find(slots, &found) ? Step::kDone : Step::kIdle; };
@@ -339,10 +340,10 @@ uint64_t NotifiedWindow::look(uint32_t slot) {
     }
     if (version >= last) return version;
     if (expected.last.load(std::memory_order_acquire) != last) continue;  // reset meanwhile
-    throw Error(HSGD_ERR_ARGUMENT, expected.source,
+    throw Error(HSGD_ERR_ARGUMENT, name(expected.source),
                 text("slot %u of rank %d went from version %llu back to %llu: two ranks notify it; "
                      "give each writer a slot of its own",
-                     slot, place_.rank, number(last), number(version)));
+                     slot, name(place_.rank), number(last), number(version)));
   }
 }
 
@@ -370,19 +371,19 @@ void NotifiedWindow::bind(uint32_t slot, int source) {
 void NotifiedWindow::check_source(int source, const std::string& what) const {
   const int peer = communicator_.local_rank_of(source);
   if (outbox_ != nullptr && outbox_->lost(source)) {
-    throw Error(HSGD_ERR_PEER_LOST, source,
+    throw Error(HSGD_ERR_PEER_LOST, name(source),
                 what + ": " + person(source) + " died or closed its NotifiedWindow");
   }
   if (peer < 0) return;
   if (peer != own()) communicator_.node().check_alive(peer, what);
   if (header(peer).closed.load(std::memory_order_acquire) == 0) return;
-  throw Error(HSGD_ERR_PEER_LOST, source,
+  throw Error(HSGD_ERR_PEER_LOST, name(source),
               what + ": " + person(source) + " closed its NotifiedWindow");
 }
 
 std::string NotifiedWindow::person(int rank) const {
   const int peer = communicator_.local_rank_of(rank);
-  return peer < 0 ? text("rank %d on another node", rank) : communicator_.node().person(peer);
+  return peer < 0 ? text("rank %d on another node", name(rank)) : communicator_.node().person(peer);
 }
 
 std::string NotifiedWindow::missing(const std::vector<Seen>& slots) const {
@@ -390,7 +391,7 @@ std::string NotifiedWindow::missing(const std::vector<Seen>& slots) const {
   for (const Seen& entry : slots) {
     const int source = expected_[entry.slot].source;
     if (!words.empty()) words += ", ";
-    words += text("slot %u of rank %d", entry.slot, place_.rank);
+    words += text("slot %u of rank %d", entry.slot, name(place_.rank));
     words += source < 0 ? std::string() : ", which " + person(source) + " notifies,";
     words += text(" has nothing later than version %llu", number(entry.version));
   }

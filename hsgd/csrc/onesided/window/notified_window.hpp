@@ -101,6 +101,7 @@ class HSGD_API NotifiedWindow final {
   // Returns the descriptor that a forked child should close; see Rma.
   int descriptor() const { return outbox_ == nullptr ? -1 : outbox_->descriptor(); }
   bool is_mine() const { return communicator_.is_mine(); }
+  int name(int rank) const { return communicator_.place().names.of(rank); }  // in errors
 
  private:
   class Patience;

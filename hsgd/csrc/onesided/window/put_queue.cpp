@@ -19,20 +19,22 @@ Error out_of_memory(int rank) {
                "put_notify: out of memory in an earlier write; make a new NotifiedWindow");
 }
 
-std::string describe(const Notification& notification) {
-  return text("version %llu for slot %u of rank %d",
-              static_cast<unsigned long long>(notification.version), notification.slot,
-              notification.target);
-}
-
 }  // namespace
 
-Outbox::Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving)
+Outbox::Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving,
+               const RankNames& names)
     : rma_(std::move(rma)),
       capacity_(capacity),
       timeout_s_(timeout_s),
       forgiving_(forgiving),
+      names_(names),
       last_ticket_(first_count()) {}
+
+std::string Outbox::describe(const Notification& notification) const {
+  return text("version %llu for slot %u of rank %d",
+              static_cast<unsigned long long>(notification.version), notification.slot,
+              names_.of(notification.target));
+}
 
 void Outbox::check_network() const {
   if (is_without_memory_) throw out_of_memory(-1);
@@ -83,7 +85,7 @@ void Outbox::abandon_newest(int target) noexcept {
       failures_.emplace(target, error);
       if (!rma_->drives_itself()) failure_ = error;
     } catch (const std::bad_alloc&) {
-      failures_.emplace(target, out_of_memory(target));
+      failures_.emplace(target, out_of_memory(names_.of(target)));
     }
   } catch (const std::bad_alloc&) {
     is_without_memory_ = true;
@@ -168,10 +170,11 @@ bool Outbox::settle(const Operation& operation) {
 std::optional<Error> Outbox::overdue(const Operation& operation) const {
   if (forgiving_) return std::nullopt;
   if (static_cast<double>(now_ns() - operation.since_ns) < timeout_s_ * 1e9) return std::nullopt;
-  return Error(HSGD_ERR_TIMEOUT, operation.notification.target,
-               "put_notify: " + describe(operation.notification) +
-                   text(" was not delivered within %g s; rank %d does not answer", timeout_s_,
-                        operation.notification.target));
+  const int name = names_.of(operation.notification.target);
+  return Error(
+      HSGD_ERR_TIMEOUT, name,
+      "put_notify: " + describe(operation.notification) +
+          text(" was not delivered within %g s; rank %d does not answer", timeout_s_, name));
 }
 
 bool Outbox::done(uint64_t ticket) const {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "core/base/rank_names.hpp"
 #include "network/transport/rma.hpp"
 
 namespace hsgd {
@@ -27,7 +28,8 @@ namespace hsgd {
 class Outbox {
  public:
   // `forgiving`: an undelivered operation stays in progress and is no failure.
-  Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving);
+  Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving,
+         const RankNames& names = {});
 
   // Starts an operation; `ticket` grows by one with each. Returns false, having done nothing, if
   // the queue is full.
@@ -64,6 +66,7 @@ class Outbox {
     Rma::Ticket sent;  // the network's
   };
 
+  std::string describe(const Notification& notification) const;
   bool nothing_new();
   void note_oldest() noexcept;
   void abandon_newest(int target) noexcept;
@@ -80,6 +83,7 @@ class Outbox {
   size_t capacity_;
   double timeout_s_;
   bool forgiving_;
+  RankNames names_;
   std::atomic<bool> abandoned_{false};  // partner: close(), perhaps on another thread
   uint64_t last_ticket_;
   std::list<Operation> operations_;  // in the order of posting
