@@ -6,6 +6,7 @@ import of hsgd. The first init_process_group loads the process group.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 __all__ = ["NAME", "register"]
@@ -19,6 +20,9 @@ def register() -> None:
 
     if torch.distributed.is_available() and NAME not in torch.distributed.Backend.backend_list:
         torch.distributed.Backend.register_backend(NAME, _create, extended_api=True, devices="cpu")
+        from hsgd.c10d import env_rendezvous
+
+        env_rendezvous.install(sys.modules["torch.distributed.rendezvous"])
 
 
 def _create(options: Any, backend_options: Any) -> Any:

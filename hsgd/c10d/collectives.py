@@ -38,7 +38,7 @@ from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.work import HsgdWork
 from hsgd.comm.communicator import Comm
 from hsgd.config import Config
-from hsgd.errors import SignatureMismatch
+from hsgd.errors import HsgdError, SignatureMismatch
 
 __all__ = ["Collectives"]
 

@@ -11,6 +11,7 @@ from hsgd.base import built
 from hsgd.errors import LaunchError
 from hsgd.jobs.environment.launched_once import launched_once
 from hsgd.jobs.environment.launchers import LAUNCHERS, launched, number
+from hsgd.jobs.environment.scheduled_step import scheduled_step
 
 __all__ = [
     "AGENT_ROUND",
@@ -104,6 +105,8 @@ def describe(environ: Mapping[str, str]) -> str:
     if "TORCHELASTIC_RUN_ID" in environ:
         here, all_ranks = environ.get("LOCAL_WORLD_SIZE"), environ.get("WORLD_SIZE")
         return _LOCAL if here == all_ranks else _LEADERS
+    if (step := scheduled_step(environ)) is not None:
+        return f"{_LOCAL if step.is_on_one_node else _LEADERS}, by {step.what}"
     return f"under mpirun {_MPI}; else {_LOCAL}, or on several nodes {_LEADERS}"
 
 

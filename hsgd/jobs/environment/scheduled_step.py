@@ -45,8 +45,8 @@ def scheduled_step(environ: Mapping[str, str] = os.environ) -> ScheduledStep | N
     if found is None or found.rank is None or found.size is None or found.is_alone:
         return None
     kind = found.launcher.rank
-    if kind == "SLURM_PROCID":
-        job = environ.get("SLURM_HET_JOB_ID") or environ.get("SLURM_JOB_ID", "")
+    job = environ.get("SLURM_HET_JOB_ID") or environ.get("SLURM_JOB_ID", "")
+    if kind == "SLURM_PROCID" and job:
         names = ("SLURM_CLUSTER_NAME", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         words = ["slurm", job, *(environ.get(name, "0") for name in names)]
         nodes = environ.get("SLURM_STEP_NODELIST", "")
@@ -60,7 +60,7 @@ def scheduled_step(environ: Mapping[str, str] = os.environ) -> ScheduledStep | N
         words, hosts, is_on_one_node = ["flux", environ["FLUX_JOB_ID"]], (), False
     else:
         return None
-    name = re.sub(r"[^A-Za-z0-9.]", "_", "-".join(words))
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", "-".join(words))
     return ScheduledStep(name, found.what, found.rank, found.size, hosts, is_on_one_node)
 
 

@@ -66,7 +66,7 @@ def _check(status: int) -> None:
 @functools.cache
 def _library() -> Any:
     try:
-        munge = ctypes.CDLL(_LIBRARY)
+        munge: Any = ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise MungeError(f"no {_LIBRARY} ({error})") from None
     munge.munge_ctx_create.restype = ctypes.c_void_p

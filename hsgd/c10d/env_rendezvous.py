@@ -1,0 +1,70 @@
+"""env:// of torch.distributed for ranks of srun and mpirun, which set none of its variables.
+
+torch knows RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT only, and fails without them. Then the
+ranks of the job meet as for Comm(), and rank 0 tells the others where its store will be.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["install", "variables"]
+
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def install(rendezvous: Any) -> None:
+    """Set missing variables before torch's handler of env:// reads them; local.
+
+    `rendezvous` is the module torch.distributed.rendezvous. A second call does nothing.
+    """
+    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    known: Callable[..., Any] | None = handlers.get("env")
+    if known is None or hasattr(known, "sets_variables"):
+        return
+
+    @functools.wraps(known)
+    def handler(url: str, *arguments: Any, **named: Any) -> Any:
+        if not any(name in os.environ for name in _NEEDED) and "?" not in url:
+            os.environ.update(variables())
+        return known(url, *arguments, **named)
+
+    handler.sets_variables = True  # type: ignore[attr-defined]
+    handlers["env"] = handler
+
+
+def variables() -> dict[str, str]:
+    """Return torch's variables for this rank of a launcher that sets none; collective, blocking.
+
+    Returns {} for a process that no launcher, or torchrun, started. Raises as Comm().
+    """
+    from hsgd.jobs.environment.launched_once import launched_once
+
+    found = launched_once()
+    if found is None or found.is_alone or "TORCHELASTIC_RUN_ID" in os.environ:
+        return {}
+    from hsgd.comm.communicator import Comm
+
+    with Comm() as comm:
+        where = _place(comm.cross_size == 1) if comm.rank == 0 else None
+        address, port = comm.broadcast_object(where, name="MASTER_ADDR and MASTER_PORT")
+        return {
+            "RANK": str(comm.rank),
+            "WORLD_SIZE": str(comm.size),
+            "LOCAL_RANK": str(comm.local_rank),
+            "LOCAL_WORLD_SIZE": str(comm.local_size),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+        }
+
+
+def _place(is_on_one_node: bool) -> tuple[str, int]:
+    """Return an address of this host, and a port of it that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = int(probe.getsockname()[1])
+    return "127.0.0.1" if is_on_one_node else socket.gethostname(), port
