@@ -44,7 +44,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test test-long check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu sanitized-test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test wheels release clean distclean
+.PHONY: help demo test test-long check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu sanitized-test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test prepare-test-long wheels release clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,7 +59,7 @@ test: export WERROR := 1
 test: prepare-test lint typecheck native-test pytest ## lint, types, native tests, the quick Python tests
 
 test-long: export WERROR := 1
-test-long: prepare-test sanitized-test aarch64-short-test $(VENV)/.horovod ## sanitizers, aarch64, and the Python tests that take long
+test-long: prepare-test-long sanitized-test aarch64-short-test $(VENV)/.horovod ## sanitizers, aarch64, and the Python tests that take long
 	$(PYTEST) -m 'long and $(NEAR)' $(PYTEST_ARGS)
 
 check: export WERROR := 1
@@ -187,8 +187,8 @@ prepare:
 	@[ -n '$(PYTHON)' ] || { echo 'no Python 3.10 or newer on PATH; install one, or give PYTHON=/path/to/python3' >&2; exit 1; }
 	@.ci/prepare '$(PYTHON)'
 
-prepare-test:
-	@[ -z '$(PYTHON)' ] || .ci/prepare '$(PYTHON)' --test
+prepare-test prepare-test-long:
+	@[ -z '$(PYTHON)' ] || .ci/prepare '$(PYTHON)' $(@:prepare-%=--%)
 
 $(BASE): | prepare
 	[ -x $(BIN)/python ] || '$(PYTHON)' -m venv $(VENV)

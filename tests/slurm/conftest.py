@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from toolkit.cluster import Cluster
 from toolkit.slurm import Slurm
 
 __all__: list[str] = []
@@ -14,8 +13,7 @@ __all__: list[str] = []
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Slurm]:
-    for reason in (Cluster.reason_unavailable(), Slurm.reason_unavailable()):
-        if reason:
-            pytest.skip(reason)
-    with Cluster(2) as cluster:
-        yield Slurm(cluster)
+    if reason := Slurm.reason_unavailable():
+        pytest.skip(reason)
+    with Slurm() as slurm:
+        yield slurm

@@ -54,15 +54,36 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
 
 
 class Slurm:
-    """Slurm on `cluster`, whose nodes have `cpus` each; it is ready when the constructor returns.
+    """Slurm on `nodes` new virtual nodes with `cpus` each, ready for use; a context manager.
 
     Raises ClusterError.
     """
 
-    def __init__(self, cluster: Cluster, cpus: int = 4) -> None:
+    def __init__(self, nodes: int = 2, cpus: int = 4) -> None:
         if reason := self.reason_unavailable():
             raise ClusterError(reason)
-        self._cluster = cluster
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._cluster = Cluster(nodes)
+        try:
+            self._set_up(cpus)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Slurm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the cluster and all that runs in it."""
+        self._cluster.close()
+        for daemon in self._daemons:
+            daemon.wait(SETUP_S)
+
+    def _set_up(self, cpus: int) -> None:
+        cluster = self._cluster
         nodes = "\n".join(
             f"NodeName={name} NodeAddr=10.99.0.{k} CPUs={cpus} State=UNKNOWN"
             for k, name in enumerate(cluster.nodes, 1)
@@ -75,7 +96,6 @@ class Slurm:
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         (folder / "munge.key").write_bytes(secrets.token_bytes(128))
         (folder / "munge.key").chmod(0o600)
-        self._daemons = []
         self._start_munged()
         self._start(["slurmctld", "-D", "-f", f"{FOLDER}/slurm.conf"], None)
         for node, name in enumerate(cluster.nodes, 1):
@@ -85,6 +105,8 @@ class Slurm:
     @staticmethod
     def reason_unavailable() -> str | None:
         """Return why this machine cannot run Slurm; None if it can."""
+        if reason := Cluster.reason_unavailable():
+            return reason
         path = f"{os.environ.get('PATH', os.defpath)}:{_SBIN}"
         missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
         return f"no {', '.join(missing)}; install slurm-wlm and munge" if missing else None
