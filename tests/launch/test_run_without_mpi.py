@@ -14,7 +14,7 @@ import pytest
 
 from hsgd import LaunchError
 from hsgd.jobs.launch import without_mpi
-from hsgd.jobs.launch.ssh import over_ssh
+from hsgd.jobs.launch.remote_command import remote
 from toolkit.cluster import Cluster
 from toolkit.processes import run_marked
 
@@ -97,7 +97,7 @@ def test_a_remote_command_ends_with_its_ssh(tmp_path: Path) -> None:
     """What runs on the other host, without the host."""
     mark = tmp_path / "ended"
     job = f"trap 'touch {mark}; exit 5' TERM; echo up; while :; do sleep 0.05; done"
-    script = over_ssh("node1", ["sh", "-c", job])[-1]
+    script = remote("node1", ["sh", "-c", job])[-1]
     with subprocess.Popen(
         ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -106,7 +106,7 @@ def test_a_remote_command_ends_with_its_ssh(tmp_path: Path) -> None:
         process.stdin.close()
         assert process.wait(JOB_S) == 5
     assert mark.exists()
-    failing = over_ssh("node1", ["sh", "-c", "exit 9"])[-1]
+    failing = remote("node1", ["sh", "-c", "exit 9"])[-1]
     with subprocess.Popen(["sh", "-c", failing], stdin=subprocess.PIPE) as process:
         assert process.wait(JOB_S) == 9
 

@@ -21,7 +21,7 @@ from hsgd.jobs.elastic.host_discovery import HostScript
 from hsgd.jobs.elastic.job_events import JobEvents
 from hsgd.jobs.elastic.node_agent import AgentOptions
 from hsgd.jobs.launch.mpirun import Host
-from hsgd.jobs.launch.ssh import over_ssh_with_input, tell
+from hsgd.jobs.launch.remote_command import remote_with_input, tell
 from hsgd.jobs.stores.agent_store import serve_store
 from hsgd.jobs.stores.sealed_store import JOB_SECRET, draw_job_secret, sealed
 
@@ -210,7 +210,7 @@ class _Driver:
         words = [sys.executable, "-m", "hsgd.jobs.elastic.agent_program", *agent_program.words(own)]
         if not host.is_here:
             given = [f"{key}={value}" for key, value in self._job.given.items()]
-            words = over_ssh_with_input(host.name, ["env", *given, *words])
+            words = remote_with_input(host.name, ["env", *given, *words])
         process = subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0)
         tell(process, os.environ[JOB_SECRET])  # through the pipe: any user can read arguments
         self._nodes[host.name] = _Node(name, host, process)

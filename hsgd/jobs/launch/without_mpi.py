@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from hsgd.errors import LaunchError, MissingExtra
 from hsgd.jobs.launch.allocation import spread
 from hsgd.jobs.launch.mpirun import Host, parse_hosts
-from hsgd.jobs.launch.ssh import over_ssh, tell
+from hsgd.jobs.launch.remote_command import remote, tell
 from hsgd.jobs.launch.torch_variables import meeting
 from hsgd.jobs.stores.sealed_store import JOB_SECRET, draw_job_secret
 
-__all__ = ["plan", "run_all"]
+__all__ = ["is_remote", "plan", "run_all"]
 
+_REMOTE = ("ssh", "srun")
 _END_S = 30.0  # torchrun gives its workers this long to end
 
 
@@ -53,7 +54,7 @@ def plan(
             f"--nproc-per-node={ranks}",
         ]
         words += ["--no-python", *command]
-        return [words if first.is_here else over_ssh(first.name, [*given, *words])]
+        return [words if first.is_here else remote(first.name, [*given, *words], "", environ)]
     met = meeting([host for host, _ in places], {})
     shared = [f"--nnodes={len(places)}", f"--master-addr={met['MASTER_ADDR']}"]
     shared += [f"--master-port={met['MASTER_PORT']}"]
@@ -61,8 +62,15 @@ def plan(
     for node, (host, count) in enumerate(places):
         words = [*shared, f"--node-rank={node}", f"--nproc-per-node={count}"]
         words = [*given, *_torchrun(words, command)]
-        commands.append(words if host.is_here else over_ssh(host.name, words, JOB_SECRET))
+        if not host.is_here:
+            words = remote(host.name, words, JOB_SECRET, environ)
+        commands.append(words)
     return commands
+
+
+def is_remote(words: Sequence[str]) -> bool:
+    """Return whether a command of plan() runs on another host, and ends with its input."""
+    return words[0] in _REMOTE
 
 
 def run_all(commands: Sequence[Sequence[str]]) -> int:
@@ -87,7 +95,7 @@ def run_all(commands: Sequence[Sequence[str]]) -> int:
                 )
             except OSError as error:
                 raise LaunchError(f"{words[0]} does not start: {error}") from None
-            if words[0] == "ssh":
+            if is_remote(words):
                 tell(started[-1], secret)
         return _wait(started, caught)
     finally:

@@ -178,7 +178,7 @@ def _add_run(commands: Any) -> None:
         help="start a job with the right settings for Open MPI or MPICH, or without MPI",
         description="Start a command on several ranks under mpirun, with two-level collectives. "
         "Where there is no mpirun, torchrun starts them: hsgd.Comm(), hsgd.init() and the backend "
-        '"hsgd" then need no MPI. Other hosts are reached by ssh.',
+        '"hsgd" then need no MPI. Other hosts are reached by ssh, or by srun in an allocation.',
         epilog=RUN_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -371,7 +371,7 @@ def _run_without_mpi(arguments: argparse.Namespace, job: Sequence[str]) -> int |
     _announce(arguments, [launch.read_command(words, _named(arguments)) for words in commands])
     if arguments.dry_run:
         return None
-    if len(commands) == 1 and commands[0][0] != "ssh":  # ssh's input must last as long as the job
+    if len(commands) == 1 and not without_mpi.is_remote(commands[0]):
         os.execvp(commands[0][0], commands[0])
     return without_mpi.run_all(commands)
 

@@ -20,8 +20,8 @@ __all__ = ["add_parser"]
 EXAMPLES = """examples:
   hsgd status                    all your jobs on this node
   hsgd status 4112               the job of a process: a rank, or what started the ranks
-  hsgd status --all-nodes        and those of the other nodes of these jobs, over ssh
-  hsgd status -H node2,node3     these nodes as well, over ssh
+  hsgd status --all-nodes        and those of the other nodes of these jobs, over ssh or srun
+  hsgd status -H node2,node3     these nodes as well, over ssh or srun
   hsgd status --stacks           and the Python stacks of late ranks
   hsgd status --native-stacks    the same with the frames of C and C++
   hsgd status --watch            repeat every two seconds until the job has ended
@@ -70,12 +70,15 @@ def add_parser(commands: Any) -> None:
         help="the same with the frames of C and C++; pauses each process while it is read",
     )
     status.add_argument(
-        "-H", "--hosts", metavar="LIST", help="ask other nodes as well, over ssh: node2,node3"
+        "-H",
+        "--hosts",
+        metavar="LIST",
+        help="ask other nodes as well: node2,node3",
     )
     status.add_argument(
         "--all-nodes",
         action="store_true",
-        help="ask all other nodes of these jobs as well, over ssh",
+        help="ask all other nodes of these jobs as well, over ssh or srun",
     )
     status.add_argument(
         "--watch", action="store_true", help="repeat every two seconds until the job has ended"

@@ -1,4 +1,4 @@
-"""Rows of other nodes' ranks, by `hsgd status --json` over ssh, on all hosts at the same time."""
+"""Rows of other nodes' ranks, by `hsgd status --json` over ssh or srun, on all hosts at once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from hsgd.base.programs import answer_of
 from hsgd.errors import HsgdError
+from hsgd.jobs.launch.remote_command import shell_on
 from hsgd.tools.status.looking import Look, Row, rows_from, shown
 from hsgd.tools.status.report import FORM
 
@@ -41,20 +42,20 @@ def ask(hosts: Sequence[str], options: Sequence[str] = ()) -> Look:
 
 def _ask_one(host: str, options: Sequence[str]) -> Look:
     command = [sys.executable, "-m", "hsgd", "status", "--json", *options]
-    words = ["ssh", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host]
+    words = shell_on(host, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
     try:
         done = answer_of([*words, shlex.join(command)], _LIMIT_S)
     except subprocess.TimeoutExpired:
         return Look([], [f"{host}: no answer within {_LIMIT_S:g} s"])
     except OSError as error:
-        return Look([], [f"{host}: ssh does not start: {error.strerror}"])
+        return Look([], [f"{host}: {words[0]} does not start: {error.strerror}"])
     try:
         answer = json.loads(done.stdout)
         if answer["hsgd_status"] != FORM:
             return Look([], [f"{host}: its hsgd has another version; install the same everywhere"])
         return Look(_rows(answer), [shown(f"{host}: {line}") for line in answer["refused"]])
     except (ValueError, KeyError, TypeError):
-        lines = done.stderr.strip().splitlines() or [f"ssh: exit code {done.returncode}"]
+        lines = done.stderr.strip().splitlines() or [f"{words[0]}: exit code {done.returncode}"]
         return Look([], [shown(f"{host}: {lines[-1]}")])
 
 
