@@ -68,6 +68,7 @@ class NativeOptions(ctypes.Structure):
         ("known_allreduce_bytes", ctypes.c_uint64),
         ("process", ctypes.c_void_p),
         ("comm_id", ctypes.c_uint64),
+        ("rank_names", ctypes.c_void_p),
     )
 
 
@@ -136,7 +137,7 @@ def test_every_variable_is_on_the_configuration_page_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `(HSGD_\w+)` \| ([^|]+) \|", page, re.MULTILINE))
     assert set(rows) == set(Config.variables().values())
     for field in dataclasses.fields(Config):
-        if field.name not in ("cache_dir", "dump_dir"):
+        if field.name not in ("cache_dir", "dump_dir", "step_dir"):
             shown = (
                 int(field.default) if isinstance(field.default, (bool, float)) else field.default
             )

@@ -224,7 +224,10 @@ CHECKS: dict[str, Check] = {
     "hsgd": check_hsgd,
     "horovodrun": check_horovodrun,
 }
-NOT_CHECKED = {"pip": "downloads; .ci/run installs the same way"}
+NOT_CHECKED = {
+    "pip": "downloads; .ci/run installs the same way",
+    "srun": "tests/slurm runs it on a real Slurm",
+}
 
 
 def merged() -> dict[tuple[str, str], list[str]]:

@@ -399,7 +399,7 @@ TEST("nobody is let in without the secret, and strangers keep no leader from ano
 TEST("a leader that does not come is named when the deadline passes") {
   const Leaders leaders(3);
   CHECK_THROWS(leaders.all[2]->connect(leaders.of(2), Deadline(0.05)),
-               "rank 0 did not accept a connection at 127.0.0.1, TCP port ");
+               "rank 0 did not accept a connection at TCP port ");
   CHECK_THROWS(leaders.all[0]->connect(leaders.of(0), Deadline(0.05)),
                "rank 10 did not connect to rank 0 at its address within 0.05 s");
 }
@@ -408,7 +408,26 @@ TEST("a leader that is gone is named at once, with its address") {
   Leaders leaders(2);
   leaders.all[0].reset();
   CHECK_THROWS(leaders.all[1]->connect(leaders.of(1), Deadline(kLimitS)),
-               "rank 0 did not accept a connection at 127.0.0.1, TCP port ");
+               " of 127.0.0.1 (Connection refused)");
+}
+
+TEST("each address of a node is tried, and all are named if all refuse") {
+  const auto with_refusing = [](TcpLeaders leaders) {
+    hsgd::IpAddresses& all = leaders.places[0].addresses;
+    std::copy_backward(all.begin(), all.end() - 1, all.end());
+    all[0] = all[1];
+    all[0].host[3] = 9;  // 127.0.0.9, where nobody listens
+    return leaders;
+  };
+  Leaders leaders(2);
+  ranks::run(2, [&](int node) {
+    leaders.all[static_cast<size_t>(node)]->connect(with_refusing(leaders.of(node)),
+                                                    Deadline(kLimitS));
+  });
+  Leaders gone(2);
+  gone.all[0].reset();
+  CHECK_THROWS(gone.all[1]->connect(with_refusing(gone.of(1)), Deadline(kLimitS)),
+               " of 127.0.0.9 (Connection refused), 127.0.0.1 (Connection refused)");
 }
 
 TEST("leaders meet over IPv6") {

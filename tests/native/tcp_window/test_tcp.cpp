@@ -865,14 +865,14 @@ hsgd::IpAddress address(const char* words, uint8_t network_bits) {
   return made;
 }
 
-TEST("an address in a network of both is taken, over the first, over one that both have") {
+TEST("an address in a network of both is taken, over others, over one that both have") {
   using hsgd::words_of;
   const hsgd::IpAddresses from = {address("172.17.0.1", 16), address("10.1.2.3", 24),
                                   address("fd00:1::7", 64)};
   CHECK_EQ(words_of(hsgd::reach(from, {address("172.17.0.1", 16), address("10.1.2.9", 24)})),
            "10.1.2.9");
   CHECK_EQ(words_of(hsgd::reach(from, {address("172.17.0.1", 16), address("10.9.2.9", 24)})),
-           "172.17.0.1");
+           "10.9.2.9");
   CHECK_EQ(words_of(hsgd::reach(from, {address("192.0.2.1", 24), address("fd00:1::9", 64)})),
            "fd00:1::9");
   CHECK_EQ(words_of(hsgd::reach(from, {address("192.0.2.1", 24), address("fd00:2::9", 64)})),
@@ -881,6 +881,11 @@ TEST("an address in a network of both is taken, over the first, over one that bo
   CHECK_EQ(words_of(hsgd::reach(six_only, {address("10.1.2.9", 24), address("fd00:2::9", 64)})),
            "fd00:2::9");
   CHECK_EQ(hsgd::reach(from, {}).version, 0);
+  const auto every = hsgd::routes(from, {address("172.17.0.1", 16), address("192.0.2.1", 24),
+                                         address("10.1.2.9", 24), address("fd00:2::9", 64)});
+  std::string words;
+  for (const hsgd::IpAddress& one : every) words += words_of(one) + " ";
+  CHECK_EQ(words, "10.1.2.9 192.0.2.1 fd00:2::9 172.17.0.1 ");
 }
 
 TEST("interfaces are taken as they are named, and a name that there is not is told") {

@@ -134,24 +134,29 @@ IpAddresses find_addresses(const std::string& interfaces) {
   return found.all();
 }
 
-// Skips an address that both nodes have, such as that of a container bridge, unless nothing else is
-// shared.
-IpAddress reach(const IpAddresses& from, const IpAddresses& to) {
-  IpAddress both{};
-  IpAddress any{};
-  for (const IpAddress& own : from) {
-    for (const IpAddress& other : to) {
-      if (any.version == 0 && own.version == other.version) any = other;
-      if (!shares_network(own, other)) continue;
-      const bool ours = std::any_of(from.begin(), from.end(), [&](const IpAddress& mine) {
-        return is_same_host(mine, other);
-      });
-      if (!ours) return other;
-      if (both.version == 0) both = other;
-    }
+std::vector<IpAddress> routes(const IpAddresses& from, const IpAddresses& to) {
+  std::vector<IpAddress> near;
+  std::vector<IpAddress> far;
+  std::vector<IpAddress> of_both;
+  for (const IpAddress& other : to) {
+    const auto any_of_ours = [&](auto&& holds) {
+      return std::any_of(from.begin(), from.end(), holds);
+    };
+    const auto shares = [&](const IpAddress& own) { return shares_network(own, other); };
+    const auto has_protocol = [&](const IpAddress& own) { return own.version == other.version; };
+    if (other.version == 0 || !any_of_ours(has_protocol)) continue;
+    const bool is_ours =
+        any_of_ours([&](const IpAddress& own) { return is_same_host(own, other); });
+    (is_ours ? of_both : any_of_ours(shares) ? near : far).push_back(other);
   }
-  if (both.version != 0) return both;
-  return any.version != 0 ? any : to.front();
+  near.insert(near.end(), far.begin(), far.end());
+  near.insert(near.end(), of_both.begin(), of_both.end());
+  return near;
+}
+
+IpAddress reach(const IpAddresses& from, const IpAddresses& to) {
+  const std::vector<IpAddress> found = routes(from, to);
+  return found.empty() ? to.front() : found.front();
 }
 
 SocketAddress socket_address(const IpAddress& address, uint32_t port) {

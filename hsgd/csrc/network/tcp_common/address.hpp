@@ -23,7 +23,7 @@ struct IpAddress {
 };
 static_assert(sizeof(IpAddress) == 20, "is exchanged as bytes");
 
-constexpr size_t kMostAddresses = 8;  // per node
+constexpr size_t kMostAddresses = 16;  // per node
 using IpAddresses = std::array<IpAddress, kMostAddresses>;
 
 // Returns the addresses of interfaces that are up: those named in `interfaces`, separated by
@@ -31,8 +31,11 @@ using IpAddresses = std::array<IpAddress, kMostAddresses>;
 // Throws HSGD_ERR_ARGUMENT for a name without an address, or HSGD_ERR_SYSTEM.
 IpAddresses find_addresses(const std::string& interfaces);
 
-// Returns the address of `to` to which `from` connects: one in a network of `from`, otherwise the
-// first whose protocol `from` has. Version 0: there is none.
+// Returns the addresses of `to` at which `from` may reach it, the most likely first: those in a
+// network of `from`, those whose protocol `from` has, and then those that both nodes have, such as
+// that of a container bridge.
+std::vector<IpAddress> routes(const IpAddresses& from, const IpAddresses& to);
+// Returns the first of routes(). Version 0: there is none.
 IpAddress reach(const IpAddresses& from, const IpAddresses& to);
 
 // A socket address for system calls.

@@ -23,7 +23,7 @@ struct SocketPlace {
   uint32_t port;      // network order, at all addresses
   uint32_t reserved;
 };
-static_assert(sizeof(SocketPlace) == 184, "is exchanged as bytes");
+static_assert(sizeof(SocketPlace) == 344, "is exchanged as bytes");
 
 // Returns the address at which `from` connects to `to`.
 SocketAddress reach(const SocketPlace& from, const SocketPlace& to);

@@ -30,6 +30,8 @@ constexpr int64_t kHelloNs = 10'000'000'000;
 constexpr int kMostTries = 4;
 // Interval between checks of the deadline.
 constexpr int kLookMs = 20;
+// Time for a connection at one address if there are others: a firewall may drop what is sent.
+constexpr int64_t kRouteNs = 3'000'000'000;
 
 int checked(int result, const char* what) {
   if (result < 0) fail_system(what);
@@ -78,6 +80,10 @@ class Meeting {
     int index;
     int tries = 1;
     bool greeted = false;
+    size_t route = 0;   // number of its address in routes()
+    size_t failed = 0;  // addresses in a row that refused
+    int64_t since_ns = 0;
+    std::vector<std::string> tried{};  // what each address did, by number
   };
   // An accepted connection, with its hello as far as it has arrived.
   struct Guest {
@@ -97,17 +103,59 @@ class Meeting {
     return ::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
   }
 
+  std::vector<IpAddress> routes_to(int node) const {
+    std::vector<IpAddress> found =
+        routes(place_of(leaders_.node).addresses, place_of(node).addresses);
+    if (found.empty()) found.push_back(place_of(node).addresses.front());
+    return found;
+  }
+
   void call(Call call) {
-    const SocketAddress address = reach(place_of(leaders_.node), place_of(call.node));
-    call.fd = new_tcp_socket(address.storage.ss_family);
-    call.greeted = false;
-    const int fd = call.fd.get();
-    set_tcp_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    if (::connect(fd, address.get(), address.bytes) != 0 && errno != EINPROGRESS) {
-      fail_unreachable(call.node, errno);
+    const std::vector<IpAddress> addresses = routes_to(call.node);
+    call.tried.resize(addresses.size());
+    for (;;) {
+      const SocketAddress address = socket_address(addresses[call.route], place_of(call.node).port);
+      call.fd = new_tcp_socket(address.storage.ss_family);
+      call.greeted = false;
+      call.since_ns = now_ns();
+      const int fd = call.fd.get();
+      set_tcp_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+      if (::connect(fd, address.get(), address.bytes) == 0 || errno == EINPROGRESS) {
+        if (!follow(fd, EPOLLOUT | EPOLLIN | EPOLLET)) fail_system("epoll_ctl");
+        calls_.emplace(fd, std::move(call));
+        return;
+      }
+      turn_away(call, errno);
     }
-    if (!follow(fd, EPOLLOUT | EPOLLIN | EPOLLET)) fail_system("epoll_ctl");
-    calls_.emplace(fd, std::move(call));
+  }
+
+  // Notes that an address refused, and takes the next one. Throws if all have refused.
+  void turn_away(Call& call, int error) {
+    note(call, std::strerror(error));
+    if (++call.failed == call.tried.size()) fail_unreachable(call);
+    call.route = (call.route + 1) % call.tried.size();
+  }
+
+  void note(Call& call, const char* what) const {
+    call.tried[call.route] =
+        words_of(routes_to(call.node)[call.route]) + " (" + std::string(what) + ")";
+  }
+
+  // Tries the next address of calls without an answer.
+  void change_routes() {
+    std::vector<int> silent;
+    for (const auto& [fd, call] : calls_) {
+      if (!call.greeted && call.tried.size() > 1 && now_ns() - call.since_ns > kRouteNs)
+        silent.push_back(fd);
+    }
+    for (const int fd : silent) {
+      Call again = std::move(calls_.at(fd));
+      calls_.erase(fd);
+      note(again, "no answer");
+      again.failed = 0;
+      again.route = (again.route + 1) % again.tried.size();
+      call(std::move(again));
+    }
   }
 
   void look() {
@@ -124,6 +172,7 @@ class Meeting {
         hear(fd);
       }
     }
+    change_routes();
     for (const int fd : door_.overdue(now_ns())) hear_last(fd);
     for (Fd fd = door_.accept(now_ns()); fd.valid(); fd = door_.accept(now_ns())) {
       const int number = fd.get();
@@ -144,7 +193,12 @@ class Meeting {
     socklen_t size = sizeof error;
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
     // A reset comes only from a connection that existed.
-    if (error != 0 && error != ECONNRESET) fail_unreachable(call.node, error);
+    if (error != 0 && error != ECONNRESET) {
+      Call again = std::move(call);
+      calls_.erase(fd);
+      turn_away(again, error);
+      return this->call(std::move(again));
+    }
     if (error == 0 && !call.greeted) {
       const LeaderHello hello{place_of(call.node).token, kLeaderMagic, leaders_.node, call.index,
                               plan_.count()};
@@ -225,18 +279,32 @@ class Meeting {
 
   // --- failures ---
 
-  std::string where(int node) const {
-    const IpAddress address = reach(place_of(leaders_.node).addresses, place_of(node).addresses);
-    return text("%s, TCP port %d", words_of(address).c_str(),
-                ntohs(static_cast<in_port_t>(place_of(node).port)));
+  int port_of(int node) const { return ntohs(static_cast<in_port_t>(place_of(node).port)); }
+
+  static std::string listed(const std::vector<std::string>& words) {
+    std::string line;
+    for (const std::string& one : words) line += (line.empty() || one.empty() ? "" : ", ") + one;
+    return line;
   }
 
-  [[noreturn]] void fail_unreachable(int node, int error) const {
-    throw Error(HSGD_ERR_PEER_LOST, rank_of(node),
-                text("set-up between nodes: rank %d did not accept a connection at %s (%s): it "
-                     "died, or routing or a firewall blocks the connection; choose other "
+  [[noreturn]] void fail_unreachable(const Call& call) const {
+    throw Error(HSGD_ERR_PEER_LOST, rank_of(call.node),
+                text("set-up between nodes: rank %d did not accept a connection at TCP port %d of "
+                     "%s: it died, or routing or a firewall blocks the connection; choose other "
                      "interfaces with HSGD_INTERFACES",
-                     rank_of(node), where(node).c_str(), std::strerror(error)));
+                     rank_of(call.node), port_of(call.node), listed(call.tried).c_str()));
+  }
+
+  // Returns the addresses at which this leader calls a node, with what is known of each.
+  std::string where(int node) const {
+    std::vector<std::string> words;
+    for (const IpAddress& address : routes_to(node)) words.push_back(words_of(address));
+    for (const auto& [fd, call] : calls_) {
+      for (size_t i = 0; call.node == node && i < call.tried.size(); ++i) {
+        if (!call.tried[i].empty()) words[i] = call.tried[i];
+      }
+    }
+    return text("TCP port %d of %s", port_of(node), listed(words).c_str());
   }
 
   [[noreturn]] void fail_late(double timeout_s) const {
