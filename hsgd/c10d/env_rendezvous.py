@@ -48,11 +48,13 @@ def variables() -> dict[str, str]:
     if found is None or found.is_alone or "TORCHELASTIC_RUN_ID" in os.environ:
         return {}
     from hsgd.comm.communicator import Comm
+    from hsgd.jobs.stores.sealed_store import JOB_SECRET, draw_job_secret
 
     with Comm() as comm:
-        where = _place(comm.cross_size == 1) if comm.rank == 0 else None
-        address, port = comm.broadcast_object(where, name="MASTER_ADDR and MASTER_PORT")
+        told = (*_place(comm.cross_size == 1), draw_job_secret()) if comm.rank == 0 else None
+        address, port, secret = comm.broadcast_object(told, name="MASTER_ADDR and MASTER_PORT")
         return {
+            JOB_SECRET: os.environ.get(JOB_SECRET) or secret,  # for what ranks tell in the store
             "RANK": str(comm.rank),
             "WORLD_SIZE": str(comm.size),
             "LOCAL_RANK": str(comm.local_rank),
@@ -67,4 +69,8 @@ def _place(is_on_one_node: bool) -> tuple[str, int]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = int(probe.getsockname()[1])
-    return "127.0.0.1" if is_on_one_node else socket.gethostname(), port
+    from hsgd.jobs.environment.scheduled_step import scheduled_step
+
+    step = scheduled_step()  # Slurm knows names of its hosts by which they reach one another
+    name = step.hosts[0] if step is not None and step.hosts else socket.gethostname()
+    return "127.0.0.1" if is_on_one_node else name, port

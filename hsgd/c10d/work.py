@@ -109,7 +109,7 @@ class HsgdWork(dist.Work):
         return self
 
     def execute(self) -> None:
-        """Make the collective in this thread, and run the callbacks; never raises."""
+        """Make the collective in this thread, and run the callbacks; raises only Ctrl-C."""
         call, self._call = self._call, None
         assert call is not None
         try:
@@ -124,9 +124,11 @@ class HsgdWork(dist.Work):
             self._ended = True
             self._unresolved = self._future  # a future requested later is done from the start
         outer, _announcing.work = _announcing.work, self
-        if self._unresolved is not None:
-            self._resolve(self._unresolved)
-        _announcing.work = outer
+        try:
+            if self._unresolved is not None:
+                self._resolve(self._unresolved)
+        finally:
+            _announcing.work = outer
 
     def _resolve(self, future: Any) -> None:
         """Set the result: value() and wait() of Python raise the error; for C++ see _Unreadable."""

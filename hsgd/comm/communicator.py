@@ -38,7 +38,7 @@ from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra, PeerLost, about
 from hsgd.jobs.environment import agent_link, ending, launcher_variables
 from hsgd.jobs.environment.launched_once import launched_once
-from hsgd.jobs.environment.scheduled_step import ScheduledStep, scheduled_step
+from hsgd.jobs.environment.scheduled_step import ScheduledStep, claim_rank, scheduled_step
 from hsgd.jobs.stores.board import Board
 from hsgd.jobs.stores.step_store import step_store
 
@@ -97,7 +97,8 @@ class Comm(Closing):
 
     Args:
         comm: mpi4py intracommunicator, which is duplicated. None is MPI.COMM_WORLD, or under
-            torchrun all its workers, without MPI: see over_store().
+            torchrun all its workers, and under srun without MPI all tasks of the step: see
+            over_store().
         config: settings, equal on all ranks; None reads the environment.
 
     Raises:
@@ -106,7 +107,7 @@ class Comm(Closing):
             broken.
         SignatureMismatch: from collectives, on all ranks, before data is mixed; the communicator
             stays usable.
-        MissingExtra: from the constructor, without mpi4py.
+        MissingExtra: from the constructor, without mpi4py if only MPI can connect the ranks.
         LaunchError: from the constructor, if hsgd was built for another MPI than mpi4py runs, MPI
             sees one rank of several started ones, or torchrun's store cannot be reached.
     """
@@ -184,6 +185,7 @@ class Comm(Closing):
         self._config, self._mpi = config, world
 
     def _keep_in_step(self, step: ScheduledStep, config: Config) -> None:
+        claim_rank(step)
         number = next(_step_numbers)
         if step.is_on_one_node:
             path = f"@hsgd-{os.geteuid()}-{step.name}-{number}"

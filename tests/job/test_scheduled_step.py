@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +19,12 @@ import pytest
 
 from hsgd.errors import CollectiveTimeout
 from hsgd.jobs.environment.launcher_variables import describe
-from hsgd.jobs.environment.scheduled_step import ScheduledStep, pmi_variables, scheduled_step
+from hsgd.jobs.environment.scheduled_step import (
+    ScheduledStep,
+    claim_rank,
+    pmi_variables,
+    scheduled_step,
+)
 from hsgd.jobs.stores import munge, step_store
 from hsgd.jobs.stores.sealed_store import ForeignValue
 from hsgd.jobs.stores.step_server import StepServer
@@ -89,6 +97,21 @@ def test_what_a_scheduler_offers_to_mpi_is_seen() -> None:
     assert pmi_variables({**SLURM, "PMI_FD": "11", "PMIX_RANK": "0"}) == ["PMI_FD", "PMIX_RANK"]
 
 
+def test_a_second_process_of_a_rank_is_refused(tmp_path: Path) -> None:
+    """As a child that inherits the variables: two of them would form a job of their own."""
+    one = step("claimed", 2)
+    claim_rank(one)
+    claim_rank(one)  # by the same process
+    code = f"""
+from hsgd.jobs.environment.scheduled_step import ScheduledStep, claim_rank
+claim_rank(ScheduledStep({one.name!r}, "srun", 1, 2, (), False))
+claim_rank(ScheduledStep({one.name!r}, "srun", 0, 2, (), False))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "another process of this node is rank 0 of srun" in done.stderr.splitlines()[-1]
+
+
 # --- the store ---
 
 
@@ -145,18 +168,46 @@ def test_a_file_or_port_of_a_stranger_is_not_used(tmp_path: Path, fault: str) ->
     server.close()
 
 
+def test_a_stranger_that_drips_holds_nobody(tmp_path: Path) -> None:
+    whole = step("drips", 2)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def drip() -> None:
+            while True:
+                try:
+                    visitor, _ = door.accept()
+                except OSError:
+                    return
+                with visitor, contextlib.suppress(OSError):
+                    while True:
+                        visitor.sendall(b"x")
+                        time.sleep(0.2)
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        told = {"port": door.getsockname()[1], "secret": "0" * 64, "hosts": []}
+        (tmp_path / whole.name).write_text(json.dumps(told))
+        (tmp_path / whole.name).chmod(0o600)
+        begin = time.monotonic()
+        with pytest.raises(CollectiveTimeout, match=r"too slow|timed out"):
+            step_store.step_store(replace(whole, rank=1), str(tmp_path), 1.0)
+        assert time.monotonic() - begin < 60
+
+
 def test_strangers_at_the_port_get_nothing_and_disturb_nobody(tmp_path: Path) -> None:
-    whole = step("strangers", 1)
+    whole = step("strangers", 2)
     store = step_store.step_store(whole, str(tmp_path), 30)
     port = store._store._lines._connection.getpeername()[1]
     store.set("key", "value")
-    for words in (b"", b"{}\n", b'{"nonce": "a", "proof": "b"}\n', b"x" * 10_000, b"[1]\n"):
+    deep, credential = b"[" * 5000 + b"\n", b'{"nonce": 1, "rank": 0, "credential": {}}\n'
+    forged = b'{"nonce": "a", "rank": 1, "proof": "b"}\n'
+    for words in (b"", b"{}\n", forged, b"x" * 10_000, b"[1]\n", deep, credential):
         with socket.create_connection(("127.0.0.1", port), 10) as stranger:
             assert b"nonce" in stranger.recv(1000)
             stranger.sendall(words)
             stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(1000) == b""
-    idle = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(50)]
+    idle = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(300)]
     assert store.get("key") == b"value"
     for each in idle:
         each.close()
@@ -165,10 +216,18 @@ def test_strangers_at_the_port_get_nothing_and_disturb_nobody(tmp_path: Path) ->
         store.get("key")
 
 
-def test_the_thread_of_the_store_ends_with_it() -> None:
+def test_the_thread_of_the_store_ends_with_it_though_a_child_lives_on() -> None:
     server = StepServer("end", [], 1, lambda: None)
     assert any(each.name == "hsgd-step-store" for each in threading.enumerate())
+    child = subprocess.Popen(["sleep", "600"], close_fds=False)  # as a fork, has copies
+    for each in (server._wake, server._woken):
+        os.set_inheritable(each.fileno(), True)
+    other = subprocess.Popen(["sleep", "600"], close_fds=False)
     server.close()
+    for each in (child, other):
+        assert each.poll() is None
+        each.kill()
+        each.wait()
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", server.port), 1)
 

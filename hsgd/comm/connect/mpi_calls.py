@@ -75,7 +75,10 @@ def call_within(
                 ending.give_up(what, attempt.done)
                 given_up()
         if over:
-            return attempt.result()
+            try:
+                return attempt.result()
+            finally:
+                del attempt  # an error keeps the frame that raises it
     except MPI.Exception as error:
         if error.Get_error_class() in _deaths(MPI):
             raise PeerLost(f"{what}: a rank ended before it returned ({error})") from error

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hsgd.errors import LaunchError
 from hsgd.jobs.environment.host_list import expanded
 from hsgd.jobs.environment.launched_once import launched_once
 from hsgd.jobs.environment.launchers import number
 
-__all__ = ["ScheduledStep", "pmi_variables", "scheduled_step"]
+__all__ = ["ScheduledStep", "claim_rank", "pmi_variables", "scheduled_step"]
 
+_claims: dict[tuple[str, int, int], socket.socket] = {}  # by step, rank and process
 _PMI = ("PMI_RANK", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE")
 
 
@@ -39,7 +43,7 @@ class ScheduledStep:
 def scheduled_step(environ: Mapping[str, str] = os.environ) -> ScheduledStep | None:
     """Return the launch with several ranks that this process belongs to, or None; local.
 
-    Raises LaunchError as launched_once(), and for a list of hosts that cannot be read.
+    Raises LaunchError as launched_once().
     """
     found = launched_once(environ)
     if found is None or found.rank is None or found.size is None or found.is_alone:
@@ -49,8 +53,7 @@ def scheduled_step(environ: Mapping[str, str] = os.environ) -> ScheduledStep | N
     if kind == "SLURM_PROCID" and job:
         names = ("SLURM_CLUSTER_NAME", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         words = ["slurm", job, *(environ.get(name, "0") for name in names)]
-        nodes = environ.get("SLURM_STEP_NODELIST", "")
-        hosts = tuple(expanded(f"SLURM_STEP_NODELIST={nodes}", nodes)) if nodes else ()
+        hosts = _of_list(environ.get("SLURM_STEP_NODELIST", ""))
         is_on_one_node = number(environ, "SLURM_STEP_NUM_NODES") == 1
     elif kind == "PALS_RANKID" and environ.get("PALS_APID"):
         words = ["pals", environ["PALS_APID"]]
@@ -64,9 +67,39 @@ def scheduled_step(environ: Mapping[str, str] = os.environ) -> ScheduledStep | N
     return ScheduledStep(name, found.what, found.rank, found.size, hosts, is_on_one_node)
 
 
+def claim_rank(step: ScheduledStep) -> None:
+    """Keep other processes of this node from being the same rank; local.
+
+    Children of a rank inherit its variables. Without this they would find one another and train
+    by themselves. Raises LaunchError if another process has this rank.
+    """
+    key = step.name, step.rank, os.getpid()
+    if key in _claims:
+        return
+    name = hashlib.blake2b(f"{step.name} {step.rank}".encode(), digest_size=16).hexdigest()
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        claim.bind(f"\0hsgd-{os.geteuid()}-{name}")  # until this process ends
+    except OSError:
+        claim.close()
+        raise LaunchError(
+            f"another process of this node is rank {step.rank} of {step.what}, such as the parent "
+            "of this one; a process that a rank starts is no rank of the job: unset the "
+            "scheduler's variables for it"
+        ) from None
+    _claims[key] = claim
+
+
 def pmi_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the variables by which a scheduler offers its ranks to an MPI; local."""
     return [name for name in _PMI if name in environ]
+
+
+def _of_list(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(expanded("SLURM_STEP_NODELIST", text)) if text else ()
+    except LaunchError:  # they are only one of the ways to rank 0
+        return ()
 
 
 def _of_file(path: str) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hsgd.jobs.environment.host_list import expanded
+
 __all__ = ["remote", "remote_with_input", "shell_on", "tell"]
 
 # The remote command ends with ssh, as its input ends then. ssh itself passes no signal on, and a
@@ -40,9 +42,11 @@ def shell_on(host: str, *options: str, environ: Mapping[str, str] = os.environ) 
     Args:
         host: its name; for srun, Slurm's name.
         options: of ssh.
-        environ: srun is used if it is on PATH and SLURM_JOB_ID names an allocation.
+        environ: srun is used if it is on PATH, and `host` in Slurm's allocation.
     """
-    if "SLURM_JOB_ID" in environ and shutil.which("srun", path=environ.get("PATH", "")):
+    nodes = environ.get("SLURM_JOB_NODELIST", "") if "SLURM_JOB_ID" in environ else ""
+    is_ours = bool(nodes) and host in expanded(f"SLURM_JOB_NODELIST={nodes}", nodes)
+    if is_ours and shutil.which("srun", path=environ.get("PATH", "")):
         return [*_SRUN, f"--nodelist={host}", "sh", "-c"]
     return ["ssh", "-x", *options, "--", host]
 

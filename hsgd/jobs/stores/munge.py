@@ -35,7 +35,7 @@ def seal_for_own_user(payload: bytes) -> str:
     context = ctypes.c_void_p(munge.munge_ctx_create())
     credential = ctypes.c_char_p()
     try:
-        munge.munge_ctx_set(context, _UID_RESTRICTION, ctypes.c_uint(os.geteuid()))
+        _check(munge.munge_ctx_set(context, _UID_RESTRICTION, ctypes.c_uint(os.geteuid())))
         _check(munge.munge_encode(ctypes.byref(credential), context, payload, len(payload)))
         return (credential.value or b"").decode()
     finally:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import collections
 import hmac
 import json
+import os
+import resource
 import secrets
 import selectors
 import socket
@@ -20,11 +22,13 @@ from typing import Any
 
 from hsgd.jobs.stores import munge
 
-__all__ = ["StepServer", "proof"]
+__all__ = ["MOST_BYTES", "MOST_UNPROVEN_BYTES", "StepServer", "proof"]
 
 _GREETING_S = 10.0  # for a visitor to prove itself
-_MOST_UNPROVEN_BYTES = 8192
-_MOST_BYTES = 1 << 24  # of a message
+_MOST_UNPROVEN = 256  # visitors; further ones take the place of the oldest
+MOST_UNPROVEN_BYTES = 8192
+_SPARE_DESCRIPTORS = 256  # beside those of visitors
+MOST_BYTES = 1 << 24  # of a message
 _BACKLOG = 4096
 
 
@@ -48,7 +52,7 @@ class _Visitor:
 class StepServer:
     """Listens at one of `ports`, or any, and serves in a thread until close().
 
-    Calls `all_came` once `visitors` have proved themselves.
+    Ends to listen, and calls `all_came`, once all `ranks` have proved themselves.
 
     Attributes:
         port: where it listens, on all addresses of this host.
@@ -56,10 +60,12 @@ class StepServer:
     """
 
     def __init__(
-        self, step: str, ports: Sequence[int], visitors: int, all_came: Callable[[], object]
+        self, step: str, ports: Sequence[int], ranks: int, all_came: Callable[[], object]
     ) -> None:
         self._step = step
-        self._missing, self._all_came = visitors, all_came
+        self._missing, self._all_came = set(range(ranks)), all_came
+        self._owner = os.getpid()
+        _allow_descriptors(ranks)
         self.secret = secrets.token_hex(32)
         self._values: dict[str, str] = {}
         self._waiting: dict[str, set[_Visitor]] = collections.defaultdict(set)
@@ -75,9 +81,11 @@ class StepServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End all connections; blocking."""
-        self._wake.close()
-        self._thread.join()
+        """End all connections; blocking. Does nothing in a forked child."""
+        if os.getpid() == self._owner and self._thread.is_alive():
+            self._wake.shutdown(socket.SHUT_RDWR)  # a forked child may hold a copy
+            self._thread.join()
+            self._wake.close()
 
     def _serve(self) -> None:
         while True:
@@ -109,6 +117,9 @@ class StepServer:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         visitor = _Visitor(connection)
+        unproven = [each for each in self._visitors if not each.is_proven]
+        if len(unproven) >= _MOST_UNPROVEN:
+            self._leave(min(unproven, key=lambda each: each.end_s))
         self._visitors.add(visitor)
         self._selector.register(connection, selectors.EVENT_READ, visitor)
         self._tell(visitor, {"step": self._step, "nonce": visitor.nonce})
@@ -123,13 +134,13 @@ class StepServer:
                 self._read(visitor)
             if visitor in self._visitors:
                 self._flush(visitor)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, munge.MungeError):
+        except Exception:  # of any kind: whatever a stranger sends, the others are served
             self._leave(visitor)
 
     def _read(self, visitor: _Visitor) -> None:
         while True:
             line, found, rest = visitor.incoming.partition(b"\n")
-            most = _MOST_BYTES if visitor.is_proven else _MOST_UNPROVEN_BYTES
+            most = MOST_BYTES if visitor.is_proven else MOST_UNPROVEN_BYTES
             if len(line) > most:
                 raise ValueError("a message is too long")
             if not found:
@@ -141,8 +152,8 @@ class StepServer:
             else:
                 self._greet(visitor, message)
 
-    def _greet(self, visitor: _Visitor, message: dict[str, str]) -> None:
-        nonces = (visitor.nonce, message["nonce"], self._step)
+    def _greet(self, visitor: _Visitor, message: dict[str, Any]) -> None:
+        nonces = (visitor.nonce, str(message["nonce"]), self._step)
         if "credential" in message:
             if munge.unseal_of_own_user(message["credential"]).decode() != ":".join(nonces):
                 raise ValueError("a credential for something else")
@@ -154,9 +165,12 @@ class StepServer:
             reply = {"proof": proof(self.secret, "server", *nonces)}
         visitor.is_proven, visitor.end_s = True, float("inf")
         self._tell(visitor, reply)
-        self._missing -= 1
-        if self._missing == 0:
-            self._all_came()
+        if self._missing:
+            self._missing.discard(int(message["rank"]))
+            if not self._missing:
+                self._selector.unregister(self._door)
+                self._door.close()
+                self._all_came()
 
     def _answer(self, visitor: _Visitor, message: dict[str, Any]) -> None:
         do, key = message["do"], message.get("key", "")
@@ -225,6 +239,19 @@ class StepServer:
             self._forget_waits(visitor)
             self._selector.unregister(visitor.connection)
             visitor.connection.close()
+
+
+def _allow_descriptors(ranks: int) -> None:
+    """Raise this process's soft limit if the visitors need it; OSError if the hard one is less."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = ranks + _MOST_UNPROVEN + _SPARE_DESCRIPTORS
+    if resource.RLIM_INFINITY not in (soft, hard) and soft < needed:
+        if hard < needed:
+            raise OSError(
+                f"rank 0 needs {needed} descriptors for {ranks} ranks, and the hard limit is "
+                f"{hard}; raise it (ulimit -Hn)"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _listen(ports: Sequence[int]) -> socket.socket:

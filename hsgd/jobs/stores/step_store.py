@@ -23,18 +23,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from hsgd.errors import CollectiveTimeout, LaunchError, about
+from hsgd.errors import CollectiveTimeout, LaunchError, PeerLost, about
 from hsgd.jobs.environment.scheduled_step import ScheduledStep
 from hsgd.jobs.stores import munge
 from hsgd.jobs.stores.sealed_store import SealedStore
-from hsgd.jobs.stores.step_server import StepServer, proof
+from hsgd.jobs.stores.step_server import MOST_BYTES, MOST_UNPROVEN_BYTES, StepServer, proof
 
 __all__ = ["StepStore", "step_store"]
 
 _PORTS, _FIRST_PORT = 12_000, 20_000  # below Linux's ports for clients (ip_local_port_range)
 _CANDIDATES = 8
-_CONNECT_S, _ANSWER_S = 2.0, 30.0
+_CONNECT_S, _GREETING_S, _ANSWER_S = 2.0, 5.0, 30.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_OLD_S = 7 * 24 * 3600.0
+# By step and process.
+_locks: dict[tuple[ScheduledStep, int], threading.Lock] = {}
+_stores: dict[tuple[ScheduledStep, int], SealedStore] = {}
 
 
 class StepStore:
@@ -68,7 +72,13 @@ class StepStore:
             try:
                 return self._lines.ask(message, wait_s + _ANSWER_S).get("value")
             except (OSError, ValueError) as error:
-                raise RuntimeError(f"the store of the step does not answer: {error}") from None
+                raise about(
+                    0,
+                    PeerLost(
+                        f"rank 0, which serves the store in which ranks meet, ended or does not "
+                        f"answer ({error}); look at its output"
+                    ),
+                ) from None
 
 
 def step_store(step: ScheduledStep, folder: str, timeout_s: float) -> SealedStore:
@@ -83,16 +93,22 @@ def step_store(step: ScheduledStep, folder: str, timeout_s: float) -> SealedStor
         CollectiveTimeout: rank 0 was not found; says where this rank looked.
         LaunchError: rank 0 can publish nothing.
     """
-    return _connected(step, folder or _default_folder(), timeout_s)
+    key = step, os.getpid()
+    with _locks.setdefault(key, threading.Lock()):
+        if key not in _stores:
+            _stores[key] = _connected(step, folder or _default_folder(), timeout_s)
+        return _stores[key]
 
 
-@functools.cache
 def _connected(step: ScheduledStep, folder: str, timeout_s: float) -> SealedStore:
-    path = Path(folder, step.name) if folder else None
+    path, owner = Path(folder, step.name) if folder else None, os.getpid()
     if step.rank == 0:
-        server = StepServer(step.name, _ports(step), step.size, lambda: _remove(path))
+        try:
+            server = StepServer(step.name, _ports(step), step.size, lambda: _remove(path, owner))
+        except OSError as error:
+            raise LaunchError(f"{step.what}: {error}") from None
         atexit.register(server.close)
-        _publish(step, server, path)
+        _publish(step, server, path, owner)
         lines = _Lines.connected("127.0.0.1", server.port)
         return SealedStore(StepStore(_greeted(lines, step, server.secret)[0]), server.secret)
     end, pause_s = time.monotonic() + timeout_s, _PAUSE_S
@@ -102,8 +118,10 @@ def _connected(step: ScheduledStep, folder: str, timeout_s: float) -> SealedStor
             try:
                 lines, found = _greeted(_Lines.connected(address, port), step, secret)
                 return SealedStore(StepStore(lines), found)
-            except (OSError, ValueError, KeyError, TypeError, munge.MungeError) as error:
+            except Exception as error:  # of any kind: a stranger may listen there
                 tried.append(f"{address} port {port} ({error})")
+            if time.monotonic() > end:
+                break
         if time.monotonic() > end:
             raise about(0, CollectiveTimeout(_lost(step, timeout_s, tried)))
         time.sleep(pause_s)
@@ -130,18 +148,23 @@ def _ports(step: ScheduledStep) -> list[int]:
     return [_FIRST_PORT + part % _PORTS for part in parts]
 
 
-def _publish(step: ScheduledStep, server: StepServer, path: Path | None) -> None:
+def _publish(step: ScheduledStep, server: StepServer, path: Path | None, owner: int) -> None:
     """Write the file; LaunchError if neither that nor Munge can lead others here."""
     told = json.dumps({"port": server.port, "secret": server.secret, "hosts": _own_addresses()})
     try:
         if path is None:
             raise OSError("no home folder, and no HSGD_STEP_DIR")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_old(path.parent)
         draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-        with open(draft, "x", opener=functools.partial(os.open, mode=0o600)) as file:
-            file.write(told)
-        draft.replace(path)
-        atexit.register(_remove, path)
+        try:
+            with open(draft, "x", opener=functools.partial(os.open, mode=0o600)) as file:
+                file.write(told)
+            draft.replace(path)
+        except OSError:
+            _remove(draft, owner)
+            raise
+        atexit.register(_remove, path, owner)
     except OSError as error:
         if server.port not in _ports(step) or not step.hosts or not munge.is_usable():
             raise LaunchError(
@@ -151,10 +174,19 @@ def _publish(step: ScheduledStep, server: StepServer, path: Path | None) -> None
             ) from None
 
 
-def _remove(path: Path | None) -> None:
-    if path is not None:
+def _remove(path: Path | None, owner: int) -> None:
+    """Remove a file of process `owner`, if this is it."""
+    if path is not None and os.getpid() == owner:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove files that a killed rank 0 left here days ago."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if time.time() - path.stat().st_mtime > _OLD_S:
+                path.unlink()
 
 
 def _own_addresses() -> list[str]:
@@ -198,7 +230,7 @@ class _Lines:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._file = connection.makefile("rb")
+        self._incoming = bytearray()
 
     @classmethod
     def connected(cls, host: str, port: int) -> _Lines:
@@ -206,42 +238,52 @@ class _Lines:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(connection)
 
-    def hear(self, limit_s: float) -> dict[str, Any]:
-        self._connection.settimeout(limit_s)
-        line = self._file.readline(1 << 24)
-        if not line.endswith(b"\n"):
-            raise OSError("the connection was closed")
+    def hear(self, limit_s: float, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+        """Return the next message, if it is complete within `limit_s`; OSError, ValueError."""
+        end = time.monotonic() + limit_s
+        while b"\n" not in self._incoming:
+            self._connection.settimeout(max(end - time.monotonic(), 1e-3))
+            got = self._connection.recv(1 << 16)
+            if not got:
+                raise OSError("the connection was closed")
+            self._incoming += got
+            if len(self._incoming) > most_bytes or time.monotonic() > end:
+                raise OSError("an answer is too long, or too slow")
+        line, _, self._incoming = self._incoming.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def ask(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def ask(
+        self, message: dict[str, Any], limit_s: float, most_bytes: int = MOST_BYTES
+    ) -> dict[str, Any]:
+        self._connection.settimeout(limit_s)
         self._connection.sendall(json.dumps(message).encode() + b"\n")
-        return self.hear(limit_s)
+        return self.hear(limit_s, most_bytes)
 
     def close(self) -> None:
-        self._file.close()
         self._connection.close()
 
 
 def _greeted(lines: _Lines, step: ScheduledStep, secret: str) -> tuple[_Lines, str]:
     """Return the connection after both sides have proved who they are, and the secret.
 
-    Raises ValueError, KeyError, TypeError or MungeError if it is not this step's rank 0, OSError.
+    Raises an exception of some kind if it is not this step's rank 0.
     """
     try:
-        theirs = lines.hear(_CONNECT_S)
+        theirs = lines.hear(_CONNECT_S, MOST_UNPROVEN_BYTES)
         if theirs["step"] != step.name:
             raise ValueError("another step listens there")
         mine = secrets.token_hex(16)
         nonces = (str(theirs["nonce"]), mine, step.name)
         if secret:
-            told = {"nonce": mine, "proof": proof(secret, "client", *nonces)}
-            answer = lines.ask(told, _ANSWER_S)
-            if not secrets.compare_digest(answer["proof"], proof(secret, "server", *nonces)):
+            told = {"nonce": mine, "rank": step.rank, "proof": proof(secret, "client", *nonces)}
+            answer = lines.ask(told, _GREETING_S, MOST_UNPROVEN_BYTES)
+            if not secrets.compare_digest(str(answer["proof"]), proof(secret, "server", *nonces)):
                 raise ValueError("it does not know the secret of the step")
             return lines, secret
-        told = {"nonce": mine, "credential": munge.seal_for_own_user(":".join(nonces).encode())}
-        answer = lines.ask(told, _ANSWER_S)
+        credential = munge.seal_for_own_user(":".join(nonces).encode())
+        told = {"nonce": mine, "rank": step.rank, "credential": credential}
+        answer = lines.ask(told, _GREETING_S, MOST_UNPROVEN_BYTES)
         words = munge.unseal_of_own_user(answer["credential"]).decode().split(":")
         if tuple(words[:-1]) != nonces:
             raise ValueError("it answered with a credential for something else")

@@ -380,6 +380,35 @@ TEST("functions may follow one another without end, and wait for themselves in v
   CHECK_EQ(status, HSGD_ERR_SYSTEM);
 }
 
+TEST("a blocking call also waits for a function that executes later requests within itself") {
+  const Comm comm = create(ranks::meeting_point(), 0, 1);
+  std::atomic<bool> running{false};
+  std::atomic<bool> known{false};
+  std::atomic<bool> ended{false};
+  Request later;
+  const auto nap = [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+  const std::function<void()> waiting = [&] {
+    running = true;
+    while (!known) std::this_thread::yield();
+    hsgd_error error;
+    CHECK_EQ(wait(later, &error), HSGD_OK);
+    nap();
+    ended = true;
+  };
+  const Request first = start(comm, calling(waiting));
+  while (!running) std::this_thread::yield();
+  std::thread other([&] {
+    hsgd_error error;
+    CHECK_EQ(hsgd_comm_barrier(comm.get(), &error), HSGD_OK);
+    CHECK(ended);
+  });
+  nap();
+  const std::function<void()> short_one = nap;
+  later = start(comm, calling(short_one));
+  known = true;
+  other.join();
+}
+
 TEST("a function may destroy the communicator, after what was submitted") {
   constexpr int kSize = 2;
   for (int i = 0; i < 20; ++i) {

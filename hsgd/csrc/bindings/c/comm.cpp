@@ -133,6 +133,7 @@ int hsgd_comm_create_local(const char* path, int rank, int size, const hsgd_opti
 // the peers that this rank left, nor call MPI. Its inherited memory is freed when it ends.
 void hsgd_comm_destroy(hsgd_comm* comm) {
   if (comm == nullptr || !comm->communicator->is_mine()) return;
+  if (comm->submissions->after_collective([comm] { hsgd_comm_destroy(comm); })) return;
   comm->submissions->close();
   delete comm;
 }

@@ -159,14 +159,13 @@ void Collective::take_function(nb::object function) {
 }
 
 void Collective::call_function() {
-  PyGILState_STATE state{};
-  take_gil([&] { state = PyGILState_Ensure(); });
-  {
+  take_gil([&] {
+    const nb::gil_scoped_acquire acquired;
+    const nb::error_scope earlier;  // an interrupted collective has set an exception
     const nb::object function = std::move(function_);  // what it refers to is freed at once
     const nb::object result = nb::steal(PyObject_CallNoArgs(function.ptr()));
     if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
-  }
-  PyGILState_Release(state);
+  });
 }
 
 nb::object Collective::result() {

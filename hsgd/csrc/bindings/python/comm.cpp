@@ -404,9 +404,9 @@ class Comm {
   // released.
   void release() {
     std::shared_ptr<hsgd_comm> comm = std::move(comm_);
-    const std::shared_ptr<Submitted> last = open_.empty() ? nullptr : open_.back();
+    const std::vector<std::shared_ptr<Submitted>> open(open_.begin(), open_.end());
     const ReleasedGil released;
-    if (last != nullptr) hsgd_request_wait(last->request, -1, nullptr);
+    for (const auto& each : open) hsgd_request_wait(each->request, -1, nullptr);
     comm.reset();
   }
 

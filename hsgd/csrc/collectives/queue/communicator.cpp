@@ -83,6 +83,13 @@ void Communicator::check_background() const {
   throw Error(HSGD_ERR_SYSTEM, -1, "asynchronous collectives between nodes: " + place.one_thread);
 }
 
+void Communicator::check_threads() const {
+  check_mine();
+  const Place& place = context_.place();
+  if (place.is_foreign_thread == nullptr) return;
+  throw Error(HSGD_ERR_SYSTEM, -1, "asynchronous calls between nodes: " + place.why_foreign);
+}
+
 void Communicator::check_thread() const {
   const Place& place = context_.place();
   if (place.is_foreign_thread == nullptr || !place.is_foreign_thread()) return;

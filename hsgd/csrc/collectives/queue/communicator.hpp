@@ -76,6 +76,8 @@ class HSGD_API Communicator final {
   void check_mine() const;  // throws in a forked child
   // Throws if a background thread cannot execute collectives.
   void check_background() const;
+  // Throws if only the thread that initialized MPI can.
+  void check_threads() const;
   void set_background_thread(std::thread::id thread) { context_.set_background_thread(thread); }
   void stop_waiting(bool wanted) { context_.stop_waiting(wanted); }
   void expire(double timeout_s) { context_.expire(timeout_s); }

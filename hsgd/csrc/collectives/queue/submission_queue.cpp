@@ -17,6 +17,9 @@ namespace {
 
 // The interval at which a waiting thread checks for an interrupt.
 constexpr int64_t kAskNs = 20'000'000;
+// Time that an interrupted wait leaves to a function of another thread: its collectives end at
+// once.
+constexpr int64_t kFunctionNs = 1'000'000'000;
 
 std::vector<uint64_t> copied(const uint64_t* values, int size) {
   if (values == nullptr) return {};
@@ -52,7 +55,11 @@ Submissions::Submissions(Communicator& communicator, Execute execute)
       finished_count_(first_count()) {}
 
 std::shared_ptr<Request> Submissions::submit(const hsgd_call& call) {
-  if (call.kind != HSGD_FUNCTION) communicator_->check_background();
+  if (call.kind == HSGD_FUNCTION) {
+    communicator_->check_threads();
+  } else {
+    communicator_->check_background();
+  }
   return push(call, true);
 }
 
@@ -60,7 +67,7 @@ std::shared_ptr<Request> Submissions::push(const hsgd_call& call, bool needs_thr
   communicator_->check_mine();
   auto request = std::make_shared<Request>(call, communicator_->topology().size);
   const Lock lock(mutex_);
-  if (is_executor()) {
+  if (is_in_function()) {
     turn_->inner.push_back(request);
   } else {
     if (needs_thread && !thread_.joinable()) start_thread();
@@ -102,12 +109,12 @@ void Submissions::work() {
 }
 
 // Executes the first request of `queue` outside of the lock.
-hsgd_status Submissions::execute(Lock& lock, Queue& queue) {
+void Submissions::execute(Lock& lock, Queue& queue) {
   const std::shared_ptr<Request> request = std::move(queue.front());
   queue.pop_front();
   Communicator& communicator = *communicator_;
   const hsgd_call& call = request->call();
-  Turn turn{turn_, {}};
+  Turn turn{turn_, call.kind == HSGD_FUNCTION, {}};
   turn_ = &turn;
   lock.unlock();
   const int status = guarded(&request->outcome(), [&] {
@@ -118,24 +125,45 @@ hsgd_status Submissions::execute(Lock& lock, Queue& queue) {
   turn_ = turn.outer;
   Queue& next = turn_ == nullptr ? next_ : turn_->inner;
   next.insert(next.begin(), turn.inner.begin(), turn.inner.end());
+  interrupted_ = interrupted_ || status == HSGD_ERR_INTERRUPTED;
   request->finish();
   open_.fetch_sub(1, std::memory_order_release);
   finished_.notify_all();
-  return static_cast<hsgd_status>(status);
 }
 
 // Executes the next request of the queue, and what that submits.
-hsgd_status Submissions::execute_next(Lock& lock) {
+void Submissions::execute_next(Lock& lock) {
   executing_ = true;
+  executes_function_ = queue_.front()->call().kind == HSGD_FUNCTION;
   executor_ = std::this_thread::get_id();
-  const hsgd_status status = execute(lock, queue_);
+  execute(lock, queue_);
   while (!next_.empty()) execute(lock, next_);
-  executing_ = false;
+  executing_ = executes_function_ = false;
   executor_ = {};
-  ++finished_count_;
+  finished_count_ += 1 + std::exchange(borrowed_, 0);
   finished_.notify_all();
   if (!queue_.empty()) work_.notify_one();
-  return status;
+  const std::function<void()> then = std::exchange(then_, nullptr);
+  if (then == nullptr) return;
+  lock.unlock();
+  then();
+  lock.lock();
+}
+
+bool Submissions::after_collective(std::function<void()> then) {
+  const Lock lock(mutex_);
+  if (!is_executor() || is_in_function()) return false;
+  then_ = std::move(then);
+  return true;
+}
+
+// Throws in a signal handler that a collective of this thread calls: a wait would never end.
+void Submissions::check_no_handler() const {
+  if (!is_executor() || is_in_function()) return;
+  throw Error(
+      HSGD_ERR_SYSTEM, -1,
+      "a signal handler waits for the collective that it interrupts; call collectives after "
+      "the handler");
 }
 
 // Executes the next request within the function that this thread executes; returns false if there
@@ -145,7 +173,7 @@ bool Submissions::execute_within(Lock& lock) {
   while (turn != nullptr && turn->inner.empty()) turn = turn->outer;
   Queue& next = turn != nullptr ? turn->inner : !next_.empty() ? next_ : queue_;
   if (next.empty()) return false;
-  if (&next == &queue_) ++finished_count_;
+  if (&next == &queue_) ++borrowed_;
   execute(lock, next);
   return true;
 }
@@ -171,9 +199,11 @@ Submissions::Waited Submissions::wait_until(Lock& lock, double timeout_s, const 
   std::optional<Deadline> deadline;
   if (timeout_s >= 0) deadline.emplace(std::min(timeout_s, 1e9));
   bool interrupted = false;
+  std::optional<int64_t> interrupted_ns;
   while (!finished()) {
     if (!deadline && may_execute()) {
-      interrupted |= execute_next(lock) == HSGD_ERR_INTERRUPTED;
+      execute_next(lock);
+      interrupted |= std::exchange(interrupted_, false);
       continue;
     }
     if (deadline && deadline->passed() && !interrupted) return Waited::kTimeout;
@@ -183,6 +213,8 @@ Submissions::Waited Submissions::wait_until(Lock& lock, double timeout_s, const 
     // Repeated, because the end of another interrupted wait may reset it.
     if (!interrupted) interrupted = take_interrupt(lock);
     if (interrupted && communicator_ != nullptr) communicator_->stop_waiting(true);
+    if (interrupted && !interrupted_ns) interrupted_ns = now_ns();
+    if (interrupted && executes_function_ && now_ns() - *interrupted_ns > kFunctionNs) break;
   }
   if (!interrupted) return Waited::kDone;
   if (communicator_ != nullptr) communicator_->stop_waiting(false);
@@ -192,9 +224,12 @@ Submissions::Waited Submissions::wait_until(Lock& lock, double timeout_s, const 
 void Submissions::drain() {
   if (!is_mine()) return;  // the communicator reports that with a better message
   Lock lock(mutex_);
+  check_no_handler();
   if (is_executor()) {
     while (!turn_->inner.empty()) execute(lock, turn_->inner);
-    return;
+    if (!std::exchange(interrupted_, false)) return;
+    throw Error(HSGD_ERR_INTERRUPTED, -1,
+                "the wait for earlier asynchronous calls was interrupted");
   }
   const uint64_t last = submitted_count_;
   if (wait_until(lock, -1, nullptr, [&] { return finished_count_ >= last; }) ==
@@ -211,9 +246,13 @@ int Submissions::wait(const Request& request, double timeout_s, hsgd_error* err)
                     "this request belongs to another process, of which this one is a forked child");
     }
     Lock lock(mutex_);
+    if (const int status = guarded(err, [&] { check_no_handler(); }); status != HSGD_OK)
+      return status;
     if (is_executor()) {
       while (!request.done() && execute_within(lock)) continue;
-      if (!request.done())
+      if (std::exchange(interrupted_, false)) {
+        waited = Waited::kInterrupted;
+      } else if (!request.done())
         return report(err, HSGD_ERR_SYSTEM, -1, "a function in the queue waits for its own end");
     } else {
       waited = wait_until(lock, timeout_s, &request, [&] { return request.done(); });

@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -79,6 +80,9 @@ class Submissions : public std::enable_shared_from_this<Submissions> {
   // Finishes all open requests and ends the thread. A function may call it, too: the thread ends
   // after that function.
   void close();
+  // If this thread executes a collective, whose signal handlers may run anything: calls `then`
+  // after that collective, and returns true.
+  bool after_collective(std::function<void()> then);
   bool is_mine() const { return owner_.is_this_process(); }
 
  private:
@@ -90,6 +94,7 @@ class Submissions : public std::enable_shared_from_this<Submissions> {
   // wait in a function are executed within it.
   struct Turn {
     Turn* outer;
+    bool is_function;
     Queue inner;
   };
 
@@ -97,9 +102,11 @@ class Submissions : public std::enable_shared_from_this<Submissions> {
   void drain();
   void start_thread();
   void work();
-  hsgd_status execute(Lock& lock, Queue& queue);
-  hsgd_status execute_next(Lock& lock);
+  void execute(Lock& lock, Queue& queue);
+  void execute_next(Lock& lock);
   bool is_executor() const { return executor_ == std::this_thread::get_id(); }
+  bool is_in_function() const { return is_executor() && turn_ != nullptr && turn_->is_function; }
+  void check_no_handler() const;
   bool execute_within(Lock& lock);
   template <class Finished>
   Waited wait_until(Lock& lock, double timeout_s, const Request* awaited, Finished&& finished);
@@ -118,6 +125,10 @@ class Submissions : public std::enable_shared_from_this<Submissions> {
   bool executing_ = false;    // a thread executes; one request at a time, in order
   std::thread::id executor_;  // that thread
   Turn* turn_ = nullptr;
+  bool executes_function_ = false;
+  bool interrupted_ = false;    // what the executor has executed since it was last asked
+  uint64_t borrowed_ = 0;       // requests of the queue that were executed within a function
+  std::function<void()> then_;  // see after_collective()
   uint64_t submitted_count_;
   uint64_t finished_count_;
   std::thread thread_;
