@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from campaigns.chaos.case_job import Observed
 from campaigns.chaos.cases import FAULTS, LINK_STATES, Case, draw
-from campaigns.chaos.job import Observed, RankSeen
 from campaigns.chaos.layers import LAYERS
 from campaigns.chaos.oracle import judge
+from campaigns.job import RankSeen
 from tiers import short_form
 
 __all__: list[str] = []
@@ -38,7 +39,7 @@ LOST: dict[str, Any] = {
 def campaign(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     path = folder / "chaos.json"
     done = subprocess.run(
-        [sys.executable, "-m", "campaigns.chaos", "--json", str(path), *options],
+        [sys.executable, "-m", "campaigns", "chaos", "--json", str(path), *options],
         capture_output=True,
         text=True,
         timeout=1500,

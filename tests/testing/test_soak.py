@@ -27,7 +27,7 @@ LEAKS = {"leak-memory": "mapped", "leak-descriptors": "descriptors", "leak-threa
 def soak(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     path = folder / "soak.json"
     done = subprocess.run(
-        [sys.executable, "-m", "campaigns.soak", "--quick", "--json", str(path), *options],
+        [sys.executable, "-m", "campaigns", "soak", "--quick", "--json", str(path), *options],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from campaigns.chaos.seat import Seat, WrongResult
+from campaigns.chaos.fault_seat import FaultSeat
+from campaigns.seat import WrongResult
 from hsgd.optim import DiLoCo, ElasticAveraging, Gossip, Nesterov, NotifiedTree
 
 __all__ = ["diloco", "elastic", "gossip", "tree"]
@@ -38,7 +39,7 @@ def _finite(tensor: Tensor, what: str) -> None:
         raise WrongResult(f"{what}: {tensor.flatten()[:4].tolist()}")
 
 
-def tree(seat: Seat) -> None:
+def tree(seat: FaultSeat) -> None:
     """Synchronous SGD: the last bias goes down by the mean of all ranks' scales."""
     with seat.communicator() as comm:
         model = _Model()
@@ -58,7 +59,7 @@ def tree(seat: Seat) -> None:
         optimizer.close()
 
 
-def gossip(seat: Seat) -> None:
+def gossip(seat: FaultSeat) -> None:
     """Averages in pairs in every step, or NoLoCo's outer steps in pairs."""
     from hsgd.optim import FixedPeriod
 
@@ -86,7 +87,7 @@ _DILOCO: tuple[dict[str, Any], ...] = (
 )
 
 
-def diloco(seat: Seat) -> None:
+def diloco(seat: FaultSeat) -> None:
     """Each rank a worker, or each node: with the mean as outer step, and nothing else, the last
     bias goes down in a period by what the workers' scales are on average.
     """
@@ -113,7 +114,7 @@ def diloco(seat: Seat) -> None:
         optimizer.close()
 
 
-def elastic(seat: Seat) -> None:
+def elastic(seat: FaultSeat) -> None:
     """Asynchronous elastic averaging over a parameter box."""
     with seat.communicator() as comm:
         model = _Model()
