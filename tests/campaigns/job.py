@@ -49,8 +49,9 @@ class Job:
 
     order: program and seat, as "chaos.core_programs:window"; nodes, by rank; meets: how ranks find
     one another ("path", "store" or "mpi"); needs_store; pretends: whether nodes are those of the
-    order alone; timeout_s; and what its seat needs. A campaign overrides what is heard, what is
-    done, and the limit.
+    order alone; fresh: whether ranks start Python anew; timeout_s; and what its seat needs.
+
+    A campaign overrides what is heard, what is done, and the limit.
     """
 
     def __init__(self, starter: Zygotes, order: dict[str, Any]) -> None:
@@ -65,17 +66,17 @@ class Job:
     # --- what a campaign overrides ---
 
     def started(self) -> None:
-        """Called when all ranks are there."""
+        """Note that all ranks were started."""
 
     def heard(self, rank: int, told: dict[str, Any]) -> None:
-        """Called when a rank has said something."""
+        """Note what a rank has said."""
 
     def act(self, now: float) -> float:
-        """Do what is due; the time of the next call, which may come sooner."""
+        """Do what is due; return the time of the next call, which may come sooner."""
         return now + _LOOK_S
 
     def limit(self) -> float:
-        """The time at which ranks that have not ended are overdue."""
+        """Return the time at which ranks that have not ended are overdue."""
         raise NotImplementedError
 
     def gather(self, folder: Path) -> None:
@@ -87,11 +88,11 @@ class Job:
     # --- what it uses ---
 
     def alive(self) -> list[RankSeen]:
-        """The ranks that have not ended."""
+        """Return the ranks that have not ended."""
         return [rank for rank in self.ranks if not rank.ended_at]
 
     def line_of(self, rank: int) -> socket.socket | None:
-        """The connection of a rank that has said who it is."""
+        """Return the connection of a rank that has said who it is."""
         return next((line for line, of in self._lines.items() if of == rank), None)
 
     # --- the run ---

@@ -53,25 +53,23 @@ class MpiLaunch(Zygotes):
             )
             environment = self._cluster.environment()
         with (self._folder / "mpirun").open("wb") as output:
+            files = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
             self._mpirun = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                command, env=environment, start_new_session=True, **files
             )
         self._zygotes = self._accepted([self._mpirun], len(orders))
         return self._forked(self._zygotes, orders)
 
     def last_words(self) -> str:
-        """What mpirun and ranks before their jobs have printed."""
+        """Return what mpirun, and ranks that had not begun, have printed."""
         return f"mpirun: {(self._folder / 'mpirun').read_text(errors='replace')[-2000:]}"
 
     def left(self) -> list[str]:
-        """mpirun, processes that are left of the job, and files that are not Open MPI's own."""
-        is_left = self._mpirun is not None and self._mpirun.poll() is None
-        return [*([f"mpirun (process {self._mpirun.pid})"] if is_left else []), *super().left()]
+        """Name mpirun, processes that are left, and files that are not Open MPI's own."""
+        left = super().left()
+        if self._mpirun is not None and self._mpirun.poll() is None:
+            left.append(f"mpirun (process {self._mpirun.pid})")
+        return left
 
     def _may_stay(self, path: Path) -> bool:
         return path.name.startswith(_OPEN_MPIS)

@@ -2,10 +2,9 @@
 
     python -m campaigns.run_rank ORDER
 
-Owns what is told of it: what its program raised, or a wrong result. Run as above, which a zygote
-under mpirun does, it also ends the process: where ranks outlive one that died, without
-MPI_Finalize, which may wait for the dead (docs/faults.md); else an exception ends the job, as under
-python -m mpi4py.
+Owns what is told of it: what its program raised, or a wrong result. Over MPI it also ends the
+process: where ranks outlive one that died, without MPI_Finalize, which may wait for the dead
+(docs/faults.md); else an exception ends the job, as under python -m mpi4py.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _rank_of(error: BaseException) -> int:
     return _rank_of(cause) if found == -1 and cause is not None else int(found)
 
 
-def _main(order: dict[str, Any]) -> None:
+def _run_under_mpi(order: dict[str, Any]) -> None:
     from mpi4py import MPI  # a death in MPI_Init is MPI's own affair
 
     try:
@@ -100,4 +99,5 @@ def _let_others_tell(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _main(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    (_run_under_mpi if given["meets"] == "mpi" else run_rank)(given)

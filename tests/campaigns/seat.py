@@ -74,7 +74,7 @@ class Seat:
         return Comm.over_store(self.store(), self.rank, self.size, config=config)
 
     def store(self) -> Any:
-        """The store of this job alone; the controller serves it, as torchrun's agent does."""
+        """Connect to the store of this job alone, which the controller serves."""
         if self._store is None:
             import torch.distributed
 
@@ -110,7 +110,7 @@ class Seat:
             vars(tcp_meeting)["find_nodes"] = lambda *_: nodes
 
     def report(self) -> dict[str, Any]:
-        """What is told of this rank when its program has ended."""
+        """Return what is told of this rank when its program has ended."""
         return {}
 
     def say(self, what: str, **more: Any) -> None:

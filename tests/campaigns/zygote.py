@@ -126,7 +126,7 @@ def _main(door: str, name: str, *modules: str) -> None:
     if order is None:
         return
     os.environ.update(order["environment"])
-    if keeps:  # the libraries of a rank may be others
+    if order["fresh"]:
         os.execv(sys.executable, [sys.executable, "-m", "campaigns.run_rank", json.dumps(order)])
     from campaigns.run_rank import run_rank
 

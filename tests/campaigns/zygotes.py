@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,8 @@ class Zygotes:
     leaving_s = 1.0
     inits_mpi = False
 
-    def __init__(
-        self,
-        modules: Sequence[str] = (),
-        nodes: int = 0,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self._environment = {"OPENBLAS_NUM_THREADS": "1", **(environment or {})}
+    def __init__(self, modules: Sequence[str] = (), nodes: int = 0, **environment: str) -> None:
+        self._environment = {"OPENBLAS_NUM_THREADS": "1", **environment}
         self._ended: list[tuple[int, int]] = []
         self._line_of: dict[int, socket.socket] = {}  # by the number of a rank that has not ended
         with contextlib.ExitStack() as stack:
@@ -80,15 +75,14 @@ class Zygotes:
 
     def _start_zygotes(self, stack: contextlib.ExitStack, modules: Sequence[str]) -> None:
         argv = [sys.executable, "-m", "campaigns.zygote", str(self._folder / "door")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **self._environment}
         processes = []
         for number in range(len(self._cluster.nodes) if self._cluster else 1):
             words = [*argv, str(number), *modules]
+            command = self._cluster.command(words, node=number + 1) if self._cluster else words
             processes.append(
                 subprocess.Popen(
-                    self._cluster.command(words, node=number + 1) if self._cluster else words,
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
-                    start_new_session=True,
+                    command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
                 )
             )
             stack.callback(processes[-1].wait, 30)
@@ -99,7 +93,7 @@ class Zygotes:
     def _accepted(
         self, processes: Sequence[subprocess.Popen[bytes]], count: int
     ) -> list[socket.socket]:
-        """The connections of `count` zygotes, in the order of their own numbers."""
+        """Accept the connections of `count` zygotes, in the order of their own numbers."""
         lines: dict[int, socket.socket] = {}
         limit = time.monotonic() + _START_S
         self._door.settimeout(0.1)
@@ -125,32 +119,27 @@ class Zygotes:
         """Host and port of a TCPStore that all ranks reach; served from the first use."""
         host = "127.0.0.1" if self._cluster is None else "login"
         argv = [sys.executable, "-c", _STORE, host]
-        process = subprocess.Popen(
-            self._cluster.command(argv) if self._cluster else argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=self._cluster.environment() if self._cluster else None,
-        )
+        environment = self._cluster.environment() if self._cluster else None
+        command = self._cluster.command(argv) if self._cluster else argv
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen(command, env=environment, text=True, **pipes)
         self._stack.callback(process.wait, 30)
         assert process.stdin is not None and process.stdout is not None
         self._stack.callback(process.stdin.close)
         return host, int(process.stdout.readline())
 
     def fileno(self) -> int:
-        """A descriptor that is readable when a rank has ended."""
+        """Return a descriptor that is readable when a rank has ended."""
         return self._events.fileno()
 
     def start(self, orders: Sequence[dict[str, Any]]) -> list[int]:
-        """Start a rank for each order; their numbers. Raises StarterError."""
+        """Start a rank for each order; return their numbers. Raises StarterError."""
         nodes = orders[0]["nodes"] if self._cluster else [0] * len(orders)
         return self._forked([self._zygotes[node] for node in nodes], orders)
 
-    def _forked(
-        self, lines: Sequence[socket.socket], orders: Sequence[dict[str, Any]]
-    ) -> list[int]:
+    def _forked(self, zygotes: list[socket.socket], orders: Sequence[dict[str, Any]]) -> list[int]:
         numbers = []
-        for line, order in zip(lines, orders, strict=True):
+        for line, order in zip(zygotes, orders, strict=True):
             told = self._ask(line, "pid", do="fork", order=order)
             if told["what"] == "lost":
                 raise StarterError(f"a rank was not started: {self.last_words()}")
@@ -166,14 +155,14 @@ class Zygotes:
         return bool(self._ask(line, "sent", do="signal", pid=rank, number=int(number))["was_there"])
 
     def ended(self) -> tuple[int, int] | None:
-        """Number and wait status of a rank that has ended; None if no other has."""
+        """Return number and wait status of a rank that has ended; None if no other has."""
         for key, _ in self._events.select(0):
             assert isinstance(key.fileobj, socket.socket)
             self._receive(key.fileobj, "ended")
         return self._ended.pop(0) if self._ended else None
 
     def left(self) -> list[str]:
-        """Processes that are left of the job, those that ranks left behind too, and files."""
+        """Name processes that are left of the job, those of ranks too, and files."""
         files = self._cluster.shared_files() if self._cluster else []
         counts = [self._ask(line, "children", do="count") for line in list(self._zygotes)]
         return [
@@ -192,7 +181,7 @@ class Zygotes:
             self._cluster.remove_shared_files()
 
     def last_words(self) -> str:
-        """What those that start ranks have printed."""
+        """Return what those that start ranks have printed."""
         return "see above"
 
     def set_link(self, node: int, state: str) -> None:
@@ -222,5 +211,5 @@ class Zygotes:
                 return told
 
     def _lost(self, line: socket.socket) -> dict[str, Any]:
-        """What is to be made of a zygote that has ended."""
+        """Make an answer of the end of a zygote."""
         raise StarterError("the process that starts ranks has ended")

@@ -58,7 +58,7 @@ class CaseJob(Job):
         self._link_state = "up"
 
     def observed(self) -> Observed:
-        """What was seen, after run()."""
+        """Return what was seen, after run()."""
         return Observed(self._case, self.ranks, self._fault_at, self.left, self.seconds)
 
     @property
@@ -81,11 +81,11 @@ class CaseJob(Job):
     # --- when the fault happens, and what is due after it ---
 
     def started(self) -> None:
-        """A fault of the set-up is due soon."""
+        """Plan a fault of the set-up."""
         self._plan("setup")
 
     def heard(self, rank: int, told: dict[str, Any]) -> None:
-        """A fault of the work is due when all are ready, one of the end when the victim ends."""
+        """Plan a fault of the work when all are ready, one of the end when the victim ends."""
         if told["what"] == "ready" and all("ready" in each.told for each in self.ranks):
             self._plan("work")
         if told["what"] == "ending" and rank == self._case.victim:
@@ -110,7 +110,7 @@ class CaseJob(Job):
         return over if waits else super().act(now)
 
     def limit(self) -> float:
-        """The time at which ranks that have not ended are overdue."""
+        """Return the time at which ranks that have not ended are overdue."""
         if not self._fault_at:
             return self.begin + SETUP_S + STEPS_S
         if self._case.fault == "gil" and self.alive() == [self._victim]:
@@ -154,7 +154,7 @@ class CaseJob(Job):
 
 
 def _order(case: Case) -> dict[str, Any]:
-    """The job of a case, for its ranks."""
+    """Describe the job of a case to its ranks."""
     layer = LAYERS[case.layer]
     order = {
         "program": f"chaos.{layer.program}",
@@ -163,6 +163,7 @@ def _order(case: Case) -> dict[str, Any]:
         "meets": "mpi" if layer.launch else "store" if len(set(case.nodes)) > 1 else "path",
         "needs_store": layer.launch is None,
         "pretends": case.under == "fork",
+        "fresh": layer.launch is not None,  # the libraries of these ranks may be others
         "timeout_s": TIMEOUT_S,
         "number": case.number,
         "steps": layer.steps,

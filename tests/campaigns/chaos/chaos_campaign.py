@@ -57,7 +57,7 @@ class ChaosCampaign:
 
     @staticmethod
     def epilog() -> str:
-        """The end of its help."""
+        """Return the end of its help."""
         return _EPILOG
 
     @staticmethod
@@ -110,18 +110,18 @@ class ChaosCampaign:
                     print(text, end="", file=sys.stderr, flush=True)
 
     def lines(self, result: dict[str, Any]) -> list[str]:
-        """What is said of a case at once: its problems."""
+        """Return what is said of a case at once: its problems."""
         if self._options.table or not result["problems"]:
             return []
         case = Case(**result["case"])
         return [str(case), *(f"  {kind}: {what}" for kind, what in result["problems"])]
 
     def summary(self, results: list[dict[str, Any]]) -> list[str]:
-        """The table of all layers."""
+        """Return the table of all layers."""
         return table(results)
 
     def report(self, results: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is written beside the results."""
+        """Return what is written beside the results."""
         meta = {
             "seed": self._options.seed,
             "layers": list(self._options.layers),

@@ -6,7 +6,6 @@ small integers, so that float32 sums are exact in any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,9 @@ from hsgd import Comm, NotifiedWindow, ParameterBox
 
 __all__ = ["arrays", "asynchronous", "blocking", "box", "split", "window"]
 
+_KINDS = (
+    *("allreduce", "allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "barrier"),
+)
 _COUNTS = (1, 100, 3000, 20_000, 100_000, 300_000)  # float32
 Values = np.ndarray[Any, Any]
 
@@ -33,42 +35,22 @@ def _blocks(comm: Comm, step: int, count: int) -> Values:
     return np.concatenate([_given(rank, step, count) for rank in range(comm.size)])
 
 
-def _allreduce(seat: FaultSeat, comm: Comm, step: int, count: int) -> None:
-    found = comm.allreduce(_given(comm.rank, step, count))
-    check(found, _sum(comm, step), "allreduce")
-
-
-def _broadcast(seat: FaultSeat, comm: Comm, step: int, count: int) -> None:
-    root = step % comm.size
-    found = comm.broadcast(_given(comm.rank, step, count), root)
-    check(found, float((root + step) % 7), "broadcast")
-
-
-def _allgather(seat: FaultSeat, comm: Comm, step: int, count: int) -> None:
-    check(comm.allgather(_given(comm.rank, step, count)), _blocks(comm, step, count), "allgather")
-
-
-def _reduce_scatter(seat: FaultSeat, comm: Comm, step: int, count: int) -> None:
-    found = comm.reduce_scatter(_given(comm.rank, step, count * comm.size))
-    check(found, _sum(comm, step), "reduce_scatter")
-
-
-def _alltoall(seat: FaultSeat, comm: Comm, step: int, count: int) -> None:
-    found = comm.alltoall(_given(comm.rank, step, count * comm.size))
-    check(found, _blocks(comm, step, count), "alltoall")
-
-
-def _barrier(seat: FaultSeat, comm: Comm, step: int, count: int) -> None:
-    comm.barrier()
-
-
-_KINDS: tuple[Callable[[FaultSeat, Comm, int, int], None], ...] = (
-    *(_allreduce, _allreduce, _broadcast, _allgather, _reduce_scatter, _alltoall, _barrier),
-)
-
-
 def _one(seat: FaultSeat, comm: Comm, step: int) -> None:
-    seat.luck.choice(_KINDS)(seat, comm, step, seat.luck.choice(_COUNTS))
+    """Make one collective of any kind."""
+    kind, count = seat.luck.choice(_KINDS), seat.luck.choice(_COUNTS)
+    given, root = _given(comm.rank, step, count), step % comm.size
+    if kind == "allreduce":
+        check(comm.allreduce(given), _sum(comm, step), kind)
+    elif kind == "broadcast":
+        check(comm.broadcast(given, root), float((root + step) % 7), kind)
+    elif kind == "allgather":
+        check(comm.allgather(given), _blocks(comm, step, count), kind)
+    elif kind == "reduce_scatter":
+        check(comm.reduce_scatter(np.tile(given, comm.size)), _sum(comm, step), kind)
+    elif kind == "alltoall":
+        check(comm.alltoall(np.tile(given, comm.size)), _blocks(comm, step, count), kind)
+    else:
+        comm.barrier()
 
 
 def blocking(seat: FaultSeat) -> None:

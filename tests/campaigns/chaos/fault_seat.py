@@ -42,7 +42,7 @@ class FaultSeat(Seat):
             threading.Thread(target=self._listen, daemon=True).start()
 
     def loop(self) -> Iterator[int]:
-        """The steps of a program, with pauses of different length: 0, 1, ..."""
+        """Yield the steps of a program, 0, 1, ..., with pauses of different length."""
         self.say("ready")
         for step in range(self.steps):
             if self.own_luck.random() < 0.5:

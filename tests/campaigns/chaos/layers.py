@@ -17,8 +17,9 @@ _NODES = (*_IN_ORDER, (0, 1, 0, 1))
 _MPI_LAYOUTS = (*_ONE_NODE[:3], *_IN_ORDER)
 _OWN = ("PeerLost", "CollectiveTimeout")
 _OR_NEW = (*_OWN, "SharedMemoryError")  # where a rank has no memory for a new array
-_HOROVODS = (*_OWN, "HorovodInternalError")
-_GLOOS = ("RuntimeError", "DistBackendError")
+_ON_ONE_NODE: dict[str, Any] = {"layouts": _ONE_NODE, "blames": "none"}
+_HOROVOD = {**_ON_ONE_NODE, "errors": (*_OWN, "HorovodInternalError")}
+_GLOO = {**_ON_ONE_NODE, "errors": ("RuntimeError", "DistBackendError"), "is_peer": True}
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,12 @@ class Layer:
 
 
 def _trains(name: str, program: str, about: str, steps: int = 60, **more: Any) -> Layer:
-    """A program that trains, whose steps take longer."""
+    """Make the layer of a program that trains, whose steps take longer."""
     return Layer(name, program, about, steps=steps, **more)
 
 
 def _over_mpi(name: str, program: str, about: str, **more: Any) -> Layer:
-    """A program over the core that mpirun starts."""
+    """Make the layer of a program over the core that mpirun starts."""
     return Layer(name, f"core_programs:{program}", about, _MPI_LAYOUTS, launch=Launch(), **more)
 
 
@@ -79,7 +80,7 @@ def _mpi_calls(
     errors: tuple[str, ...] = ("mpi4py.MPI.Exception",),
     **more: Any,
 ) -> Layer:
-    """A program that calls MPI itself, whose errors name no rank."""
+    """Make the layer of a program that calls MPI itself, whose errors name no rank."""
     whole = f"mpi_programs:{program}"
     promises: dict[str, Any] = {"errors": errors, "blames": "none", "has_setup": False}
     return Layer(name, whole, about, layouts, launch=launch, **{"steps": 600, **promises, **more})
@@ -99,18 +100,11 @@ _ALL = (
     _trains("ddp", "torch_programs:ddp", "DDP over backend hsgd", errors=_OR_NEW),
     _trains("fsdp", "torch_programs:fsdp", "FSDP2 over backend hsgd", 30, errors=_OR_NEW),
     Layer("c10d", "torch_programs:c10d", "torch.distributed's functions"),
-    _trains(
-        *("horovod", "torch_programs:horovod", "hsgd.torch.DistributedOptimizer"),
-        layouts=_ONE_NODE,
-        errors=_HOROVODS,
-        blames="none",
-    ),
+    _trains("horovod", "torch_programs:horovod", "hsgd.torch.DistributedOptimizer", **_HOROVOD),
     _trains(
         *("horovod-apart", "torch_programs:apart", "the same, gossip and easgd_*"),
-        layouts=_ONE_NODE,
-        errors=_HOROVODS,
-        blames="none",
         goes_on=True,
+        **_HOROVOD,
     ),
     Layer("loader", "reader_programs:loader", "PartitionedLoader, node cache"),
     _over_mpi("mpi", "blocking", "Comm over MPI", weight=2),
@@ -135,19 +129,8 @@ _ALL = (
         steps=150,
         is_peer=True,
     ),
-    Layer(
-        *("gloo", "torch_programs:gloo", "torch.distributed's functions over gloo", _ONE_NODE),
-        errors=_GLOOS,
-        blames="none",
-        is_peer=True,
-    ),
-    _trains(
-        *("gloo-ddp", "torch_programs:gloo_ddp", "DDP over gloo"),
-        layouts=_ONE_NODE,
-        errors=_GLOOS,
-        blames="none",
-        is_peer=True,
-    ),
+    Layer("gloo", "torch_programs:gloo", "torch.distributed's functions over gloo", **_GLOO),
+    _trains("gloo-ddp", "torch_programs:gloo_ddp", "DDP over gloo", **_GLOO),
 )
 
 LAYERS = {layer.name: layer for layer in _ALL}

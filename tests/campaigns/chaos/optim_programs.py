@@ -39,6 +39,15 @@ def _finite(tensor: Tensor, what: str) -> None:
         raise WrongResult(f"{what}: {tensor.flatten()[:4].tolist()}")
 
 
+def _train(seat: FaultSeat, model: _Model, optimizer: Gossip | ElasticAveraging) -> None:
+    for _ in seat.loop():
+        optimizer.zero_grad()
+        _backward(model, 1.0)
+        optimizer.step()
+        _finite(model.last.weight, type(optimizer).__name__)
+    optimizer.close()
+
+
 def tree(seat: FaultSeat) -> None:
     """Synchronous SGD: the last bias goes down by the mean of all ranks' scales."""
     with seat.communicator() as comm:
@@ -68,12 +77,7 @@ def gossip(seat: FaultSeat) -> None:
         model = _Model()
         inner = torch.optim.SGD(model.parameters(), lr=1e-4)
         optimizer = Gossip(inner, model, comm, FixedPeriod(1), outer=outer, network=seat.network)
-        for _ in seat.loop():
-            optimizer.zero_grad()
-            _backward(model, 1.0)
-            optimizer.step()
-            _finite(model.last.weight, "Gossip")
-        optimizer.close()
+        _train(seat, model, optimizer)
 
 
 _PERIOD = 3
@@ -120,9 +124,4 @@ def elastic(seat: FaultSeat) -> None:
         model = _Model()
         inner = torch.optim.SGD(model.parameters(), lr=1e-4)
         optimizer = ElasticAveraging(inner, model, comm, update_interval=2)
-        for _ in seat.loop():
-            optimizer.zero_grad()
-            _backward(model, 1.0)
-            optimizer.step()
-            _finite(model.last.weight, "ElasticAveraging")
-        optimizer.close()
+        _train(seat, model, optimizer)

@@ -92,10 +92,10 @@ def splits(seat: SampledSeat) -> None:
     """A part of all ranks, and one of each rank alone, in turn."""
     with seat.communicator(_SMALL) as comm:
         for number in seat.operations():
-            with contextlib.ExitStack() as stack:
-                part = comm.split(0 if number % 2 else comm.rank, key=-comm.rank)
-                assert part is not None
-                _check_sum(stack.enter_context(part))
+            part = comm.split(0 if number % 2 else comm.rank, key=-comm.rank)
+            assert part is not None
+            with part:
+                _check_sum(part)
 
 
 def arrays(seat: SampledSeat) -> None:

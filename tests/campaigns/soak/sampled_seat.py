@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from campaigns.seat import Seat
-from campaigns.soak.footprint import footprint
+from campaigns.soak.flatness import tenths
+from campaigns.soak.footprint import MEASURES, footprint
 from hsgd import Comm
 
 __all__ = ["SampledSeat"]
@@ -39,18 +40,19 @@ class SampledSeat(Seat):
         self.notes: dict[str, float] = {}
         self._samples: int = order["samples"]
         self._taken = 0
+        self._filling: Any = None
         self.done = 0
         self._begin = time.monotonic()
 
     def operations(self) -> Iterator[int]:
-        """Each operation to make, by its number; samples are taken in between."""
+        """Yield the number of each operation to make, and take samples in between."""
         done = 0
         for todo in self.blocks():
             yield from range(done, done + todo)
             done += todo
 
     def blocks(self) -> Iterator[int]:
-        """How many operations to make next; after each such block a sample is taken."""
+        """Yield how many operations to make next; after each such block take a sample."""
         for number in range(self._samples):
             bounds = [(number + k) * self.count // self._samples for k in (0, 1)]
             todo = bounds[1] - bounds[0]
@@ -59,7 +61,7 @@ class SampledSeat(Seat):
             self._sample()
 
     def steps_in_time(self, comm: Comm) -> Iterator[int]:
-        """The numbers of steps until the time is up; collective: one small broadcast each."""
+        """Yield numbers of steps until the time is up; collective: one small broadcast each."""
         step = 0
         while True:
             yield step
@@ -80,11 +82,13 @@ class SampledSeat(Seat):
         if self._taken == 0:
             gc.freeze()  # what is loaded by now stays: no look at it takes time again
             _settle_names()
+        if self._taken + 1 == tenths(self._samples)[0].start:
+            self._filling = _fill_arenas()
         self._taken += 1
         self.say("sample", done=self.done, row=footprint())
 
     def report(self) -> dict[str, Any]:
-        """How long the program ran, and what it noted."""
+        """Say how long the program ran, and what it noted."""
         return {"seconds": time.monotonic() - self._begin, "notes": self.notes}
 
 
@@ -94,3 +98,17 @@ def _settle_names() -> None:
     """
     for number in range(200_000):
         sys.intern(f"soak {number}")
+
+
+def _fill_arenas() -> Any:
+    """Fill what the interpreter's allocator has mapped, until it maps another arena, whole, which
+    is 1 MiB: the objects that it may need in the midst of the samples then have room in it.
+    """
+    filling: Any = None
+    mapped = footprint()[MEASURES.index("mapped")]
+    for _ in range(1000):
+        for _ in range(200):
+            filling = (filling, *(None,) * 50)  # small objects alone, which come from arenas
+        if footprint()[MEASURES.index("mapped")] != mapped:
+            break
+    return filling

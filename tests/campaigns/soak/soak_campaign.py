@@ -6,8 +6,6 @@ import argparse
 import contextlib
 import functools
 import os
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 from campaigns.mpi_launch import MpiLaunch
 from campaigns.soak.flatness import BOUNDS, WARM_UP, Growth, growth_of, tenths
 from campaigns.soak.footprint import MEASURES
-from campaigns.soak.soak_job import Extent, SoakJob
+from campaigns.soak.soak_job import SoakJob
 from campaigns.soak.soaks import LAYOUTS, SOAKS, Soak
 from campaigns.zygotes import Zygotes
 
@@ -23,7 +21,7 @@ __all__ = ["SoakCampaign"]
 
 _QUICK = 0.01
 _HEAD = ("soak", "layout", "operations", "s", *MEASURES, "unseen")
-_ENVIRONMENT = {
+_ENVIRONMENT: dict[str, Any] = {
     # What is mapped is what is held: no reserve of 64 MiB for each thread, no large block that is
     # kept for later.
     "MALLOC_ARENA_MAX": "1",
@@ -57,7 +55,8 @@ class SoakCampaign:
     def __init__(self, options: argparse.Namespace) -> None:
         scale = _QUICK if options.quick else options.scale
         minutes = 0.1 if options.quick and options.minutes is None else options.minutes or 60.0
-        self._extent = Extent(scale, 60.0 * minutes, 30 if options.quick else options.width)
+        width = 30 if options.quick else options.width
+        self._extent = {"scale": scale, "seconds": 60.0 * minutes, "width": width}
         self._chosen = [
             (SOAKS[name], layout)
             for name in options.soaks or [name for name, soak in SOAKS.items() if soak.runs]
@@ -67,7 +66,7 @@ class SoakCampaign:
 
     @staticmethod
     def epilog() -> str:
-        """The end of its help."""
+        """Return the end of its help."""
         soaks = [
             f"  {each.name:17}{each.about} ({', '.join(each.counts)})" for each in SOAKS.values()
         ]
@@ -96,17 +95,16 @@ class SoakCampaign:
 
             @functools.cache
             def starter(kind: type[Zygotes]) -> Zygotes:
-                return stack.enter_context(kind(environment=_ENVIRONMENT))
+                return stack.enter_context(kind(**_ENVIRONMENT))
 
-            for number, (soak, layout) in enumerate(self._chosen, 1):
-                progress = _Progress(f"{number}: {soak.name} {layout}")
+            for soak, layout in self._chosen:
                 kind = MpiLaunch if LAYOUTS[layout].by == "mpi" else Zygotes
-                job = SoakJob(starter(kind), soak, layout, self._extent, progress)
+                job = SoakJob(starter(kind), soak, layout, self._extent)
                 job.run()
                 yield _judged(soak, layout, job)
 
     def lines(self, result: dict[str, Any]) -> list[str]:
-        """A line of the table, and what is to be noted below it."""
+        """Return a line of the table, and what is noted below it."""
 
         def grown(measure: str) -> str:
             if measure not in result["growth"]:
@@ -120,29 +118,15 @@ class SoakCampaign:
         return ["  ".join(_cells(row)), *notes, *(f"  {line}" for line in result["problems"])]
 
     def summary(self, results: list[dict[str, Any]]) -> list[str]:
-        """How many had problems, and which."""
+        """Say how many had problems, and which."""
         bad = [f"{each['soak']} {each['layout']}" for each in results if each["problems"]]
         names = f": {', '.join(bad)}" if bad else ""
         return [f"{len(results)} soaks, {len(bad)} with problems{names}"]
 
     def report(self, results: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is written beside the results."""
+        """Return what is written beside the results."""
         meta = {"bounds": BOUNDS, "warm_up": WARM_UP, "cores": os.cpu_count()}
-        return {"meta": {**asdict(self._extent), **meta}, "measures": MEASURES}
-
-
-class _Progress:
-    """A line on a terminal that says how far a soak is."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._begin = what, time.monotonic()
-
-    def __call__(self, operations: int, share: float) -> None:
-        if not sys.stderr.isatty():
-            return
-        passed = time.monotonic() - self._begin
-        line = f"\r{self._what}: {operations} operations, {share:.0%}, {passed:.0f} s \x1b[K"
-        print("\r\x1b[K" if share == 1 else line, end="", file=sys.stderr, flush=True)
+        return {"meta": {**self._extent, **meta}, "measures": MEASURES}
 
 
 def _judged(soak: Soak, layout: str, job: SoakJob) -> dict[str, Any]:
