@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from toolkit.virtual_nodes import MARK
@@ -32,6 +33,7 @@ __all__ = [
     "marked",
     "outliving",
     "run_marked",
+    "run_together",
 ]
 
 KILL_S = 30.0  # a killed process that takes longer to go is reported
@@ -97,6 +99,15 @@ def run_marked(
             end_marked(mark)
             raise
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+
+def run_together(
+    commands: Iterable[Sequence[str]], env: Mapping[str, str], timeout_s: float
+) -> list[subprocess.CompletedProcess[str]]:
+    """run_marked() of all commands at once: ranks that need one another."""
+    with ThreadPoolExecutor(64) as threads:
+        runs = [threads.submit(run_marked, argv, env, timeout_s) for argv in commands]
+        return [run.result() for run in runs]
 
 
 def launch_environ(**more: str) -> dict[str, str]:
