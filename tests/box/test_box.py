@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from box_programs import CHECKS, check_all
-from forked_child import in_forked_child
 from hsgd import CollectiveTimeout, ParameterBox
 from outcomes import told_by
 from ranks import Ranks, Seat, meeting_point
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forked_child import in_forked_child
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError
@@ -31,6 +30,7 @@ from own_sockets import tcp_sockets
 from pretended_nodes import meet
 from ranks import PATIENT, Ranks, Seat
 from toolkit.cluster import Cluster
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from device_programs import LIBRARIES, simulator
-from forked_child import in_forked_child
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.errors import HsgdError, PeerLost, SignatureMismatch
@@ -27,6 +26,7 @@ from pretended_nodes import meet
 from ranks import PATIENT, Ranks, Seat, meeting_point
 from simcuda_build import build
 from simulated import DeviceArray, Simulator
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 

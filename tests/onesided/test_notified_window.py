@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 
 import window_programs
-from forked_child import in_forked_child
 from hsgd import Comm, HsgdError, NotifiedWindow, QueueFull
 from outcomes import told_by
 from own_sockets import tcp_sockets
 from ranks import Ranks, Seat, meeting_point
 from toolkit.cluster import Cluster
+from toolkit.forked_child import in_forked_child
 from window_programs import CHECKS, FAULT_TIMEOUT_S, check_all
 
 __all__: list[str] = []

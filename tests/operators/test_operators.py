@@ -17,11 +17,11 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
-from forked_child import in_forked_child
 from hsgd import Comm, HsgdError, operators
 from hsgd.operators import Group, kernels
 from outcomes import told_by
 from ranks import PATIENT, Ranks, Seat, meeting_point
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import random
 import re
 import select
 import shlex
@@ -29,6 +30,7 @@ __all__ = [
     "CommandTimeout",
     "crashes_of",
     "end_marked",
+    "kill_soon",
     "launch_environ",
     "marked",
     "outliving",
@@ -108,6 +110,28 @@ def run_together(
     with ThreadPoolExecutor(64) as threads:
         runs = [threads.submit(run_marked, argv, env, timeout_s) for argv in commands]
         return [run.result() for run in runs]
+
+
+def kill_soon(
+    commands: Sequence[Sequence[str]], first: str, luck: random.Random, most_s: float
+) -> list[str]:
+    """Start all, and when each has printed the line `first`, kill one after another, each within
+    `most_s`; what they printed meanwhile. One may have ended well before.
+    """
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == f"{first}\n"
+    printed = []
+    for process in processes:
+        try:  # a moment for what it does until it is killed
+            process.wait(luck.uniform(0, most_s))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        printed.append(process.communicate()[0])
+        assert process.returncode in (0, -signal.SIGKILL)
+    return printed
 
 
 def launch_environ(**more: str) -> dict[str, str]:

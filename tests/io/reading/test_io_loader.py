@@ -22,11 +22,11 @@ from hsgd.io.reading import row_copies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forked_child import in_forked_child
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
 from hsgd.errors import DataError
 from loaders import loader_of
 from outcomes import told_by
+from toolkit.forked_child import in_forked_child
 
 torch = pytest.importorskip("torch")
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hsgd.io.batches import mapped_batches
 
-from forked_child import in_forked_child
 from hdf5_samples import arrays_of, collect, make_ragged_slabs, make_slabs, write_hdf5
 from hsgd.errors import DataError
 from loaders import loader_of
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 

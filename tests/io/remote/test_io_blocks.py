@@ -15,8 +15,8 @@ from hsgd.io.remote import block_files
 from hsgd.io.remote.block_files import BlockFiles, DiskOptions
 
 from block_file_programs import BLOCK_BYTES, KEYS, content_of, key_of, open_files
-from killed_processes import kill_soon
 from tiers import short_form
+from toolkit.processes import kill_soon
 
 FILE_BYTES = BLOCK_BYTES + 68  # with its header
 

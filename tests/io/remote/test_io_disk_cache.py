@@ -19,11 +19,10 @@ from torch.utils.data import DataLoader
 
 from hdf5_samples import collect, make_ragged_slabs, make_slabs
 from hsgd.errors import DataError
-from killed_processes import kill_soon
 from loaders import loader_of
 from ranks import Ranks, meeting_point
 from tiers import short_form
-from toolkit.processes import run_together
+from toolkit.processes import kill_soon, run_together
 from toolkit.range_server import RangeServer
 
 COUNT, SLABS = 300, 4
