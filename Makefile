@@ -122,12 +122,12 @@ pytest: $(VENV)/.dev ## the quick Python tests, with several processes and nodes
 
 chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks
 	$(PYTEST) -m chaos $(PYTEST_ARGS)
-	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns.chaos --faults $(CHAOS_FAULTS) --seed $$RANDOM --json build/chaos.json
-	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns.chaos --under nodes --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-nodes.json
-	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns.chaos --under mpirun --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-mpi.json
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns chaos --faults $(CHAOS_FAULTS) --seed $$RANDOM --json build/chaos.json
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns chaos --under nodes --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-nodes.json
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns chaos --under mpirun --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-mpi.json
 
 soak: $(VENV)/.dev ## millions of calls, thousands of communicators, an hour of training: memory must stay flat
-	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns.soak --json build/soak.json $(SOAK_ARGS)
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m campaigns soak --json build/soak.json $(SOAK_ARGS)
 
 ifeq ($(TORCH),)
 test-torch: $(VENV)/.dev $(VENV)/.horovod ## long training and jobs of torch, torch's own tests; TORCH=2.15.0: with that torch

@@ -16,6 +16,7 @@ from box_programs import CHECKS, check_all
 from hsgd import CollectiveTimeout, ParameterBox
 from outcomes import told_by
 from ranks import Ranks, Seat, meeting_point
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 
@@ -207,20 +208,17 @@ def use_in_a_fork(seat: Seat) -> Any:
     """What a forked child is told by the box that it inherited, and by one that it attaches."""
     key = f"fork-{os.getpid()}"
     with ParameterBox.create(key, np.full(3, 5, np.float32)) as box:
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
+
+        def report() -> tuple[tuple[str, str], list[float]]:
             out = np.empty(3, np.float32)
-            report = told_by(lambda: box.read(out))
+            told = told_by(lambda: box.read(out))
             with ParameterBox.attach(key) as own:
                 own.read(out)
-            os.write(write, repr((report, out.tolist())).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        report = eval(os.read(read, 4096))
-        os.close(read), os.close(write)
+            return told, out.tolist()
+
+        found = in_forked_child(report)
         box.accumulate(np.ones(3, np.float32))
-        return report
+        return found
 
 
 def test_a_forked_child_attaches_by_the_key() -> None:

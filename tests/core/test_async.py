@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hsgd import CollectiveTimeout, Comm, HsgdError, PeerLost, SignatureMismatch
 from hsgd.config import Config
 from outcomes import outcomes_of
-from ranks import LIMIT_S, PATIENT, Ranks, Seat, meeting_point, switch_points
+from ranks import LIMIT_S, PATIENT, Ranks, Seat, meeting_point, switch_points, until_asleep
 from reference import DTYPES, allreduced, as_torch, digest, made, zeros
 
 __all__: list[str] = []
@@ -323,12 +323,6 @@ def do_wrong(seat: Seat, path: str, wrong: str) -> str:
     return line
 
 
-@pytest.fixture(scope="module")
-def pair() -> str:
-    """Where two ranks of the pool meet for all wrong calls: one communicator survives them all."""
-    return meeting_point()
-
-
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_argument_is_refused_at_once_and_nothing_is_sent(
     ranks: Ranks, pair: str, wrong: str
@@ -523,21 +517,12 @@ def test_ctrl_c_ends_a_wait_at_once_and_tells_the_others(how: str) -> None:
     with Ranks(2) as pool:
         pool.start(do_wait_interrupted, meeting_point(), how)
         assert [pool.hear(rank) for rank in range(2)] == ["ready", "ready"]
-        _until_asleep(pool.pid(1))
+        until_asleep(pool.pid(1))
         pool.signal(1, signal.SIGINT)
         assert pool.hear(1) == "interrupted"
         pool.send(0, "go")
         reports, interrupted = [outcome.value for outcome in pool.finish()]
         assert interrupted == "interrupted" and reports.endswith("rank 1 was interrupted")
-
-
-def _until_asleep(pid: int) -> None:
-    """The process's first thread sleeps, and still does some time slices later: it waits."""
-    in_a_row = 0
-    while in_a_row < 5:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        in_a_row = in_a_row + 1 if stat.rpartition(")")[2].split()[0] == "S" else 0
-        select.select([], [], [], 0.002)
 
 
 # --- who keeps what, and for how long ---

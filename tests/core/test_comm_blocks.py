@@ -14,6 +14,7 @@ from hsgd import Comm, HsgdError, SignatureMismatch
 from hsgd.config import Config
 from ranks import Ranks, Seat, meeting_point
 from reference import DTYPES, as_torch, digest, made
+from wrong_calls import refused_alone
 
 __all__: list[str] = []
 
@@ -223,23 +224,7 @@ WRONG: dict[str, tuple[Callable[[Comm], Any], type[Exception], str]] = {
 
 
 def do_wrong(seat: Seat, path: str, wrong: str) -> str:
-    """Only rank 1 makes the wrong call: were anything sent, the next collective would differ."""
-    comm = seat.comm(path, 2)
-    line = ""
-    if seat.rank == 1:
-        call, kind, _ = WRONG[wrong]
-        with pytest.raises(kind) as caught:
-            call(comm)
-        assert not isinstance(caught.value, HsgdError)
-        line = str(caught.value)
-    assert comm.allreduce(np.ones(3)).tolist() == [2.0] * 3
-    return line
-
-
-@pytest.fixture(scope="module")
-def pair() -> str:
-    """Where two ranks of the pool meet for all wrong calls: one communicator survives them all."""
-    return meeting_point()
+    return refused_alone(seat, path, *WRONG[wrong][:2])
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from hsgd import CollectiveTimeout, Comm, HsgdError, PeerLost, SignatureMismatch
+from hsgd import CollectiveTimeout, Comm, PeerLost, SignatureMismatch
 from hsgd.config import Config
 from ranks import PATIENT, Outcome, Ranks, Seat, meeting_point
+from wrong_calls import refused_alone
 
 __all__: list[str] = []
 
@@ -119,23 +120,7 @@ def _overlapping(comm: Comm) -> Any:
 
 
 def do_wrong(seat: Seat, path: str, wrong: str) -> str:
-    """Only rank 1 makes the wrong call: were anything sent, the next collective would differ."""
-    comm = seat.comm(path, 2)
-    line = ""
-    if seat.rank == 1:
-        call, kind, _ = WRONG[wrong]
-        with pytest.raises(kind) as caught:
-            call(comm)
-        assert not isinstance(caught.value, HsgdError)
-        line = str(caught.value)
-    assert comm.allreduce(np.ones(3)).tolist() == [2.0] * 3
-    return line
-
-
-@pytest.fixture(scope="module")
-def pair() -> str:
-    """Where two ranks of the pool meet for all wrong calls: one communicator survives them all."""
-    return meeting_point()
+    return refused_alone(seat, path, *WRONG[wrong][:2])
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -25,10 +25,12 @@ import pytest
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError
+from outcomes import told_by
 from own_sockets import tcp_sockets
 from pretended_nodes import meet
 from ranks import PATIENT, Ranks, Seat
 from toolkit.cluster import Cluster
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 
@@ -312,17 +314,7 @@ def test_a_wrong_rank_is_refused_before_the_store_is_used(rank: int, size: int) 
 def do_fork(seat: Seat, folder: str) -> tuple[int, int, str]:
     """TCP connections of this rank and of its child, and what a collective says to the child."""
     with meet(seat, folder, [0, 1]) as comm:
-        read, write = os.pipe()
-        if (child := os.fork()) == 0:
-            try:
-                comm.barrier()
-            except HsgdError as error:
-                os.write(write, json.dumps([len(tcp_sockets()), str(error)]).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        of_child, line = json.loads(os.read(read, 4096))
-        os.close(read)
-        os.close(write)
+        (_, line), of_child = in_forked_child(lambda: (told_by(comm.barrier), len(tcp_sockets())))
         comm.allreduce(np.ones(100_000))  # the child has ended nothing here
         own = len(tcp_sockets())
         comm.barrier()

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hsgd import Comm, HsgdError, PeerLost, SignatureMismatch
 from parts import Choice, members, split_and_check, together
 from ranks import PATIENT, Ranks, Seat, meeting_point
+from wrong_calls import refused_alone
 
 __all__: list[str] = []
 
@@ -90,16 +91,8 @@ WRONG: dict[str, tuple[Any, Any, type[Exception], str]] = {
 
 
 def do_wrong(seat: Seat, path: str, wrong: str) -> str:
-    """Only rank 1 is wrong: were anything sent, the next collective would differ."""
-    comm = seat.comm(path, 2)
-    line = ""
-    if seat.rank == 1:
-        color, key, kind, _ = WRONG[wrong]
-        with pytest.raises(kind) as caught:
-            comm.split(color, key)
-        line = str(caught.value)
-    assert comm.allreduce(np.ones(3)).tolist() == [2.0] * 3
-    return line
+    color, key, kind, _ = WRONG[wrong]
+    return refused_alone(seat, path, lambda comm: comm.split(color, key), kind)
 
 
 @pytest.mark.parametrize("wrong", WRONG)

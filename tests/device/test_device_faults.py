@@ -21,10 +21,12 @@ from device_programs import LIBRARIES, simulator
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.errors import HsgdError, PeerLost, SignatureMismatch
+from outcomes import told_by
 from pretended_nodes import meet
 from ranks import PATIENT, Ranks, Seat, meeting_point
 from simcuda_build import build
 from simulated import DeviceArray, Simulator
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 
@@ -277,34 +279,23 @@ def test_close_waits_for_nobody() -> None:
         assert [outcome.error for outcome in ranks.finish()] == [None, None]
 
 
-def forked(seat: Seat, where: str) -> tuple[int, str]:
+def forked(seat: Seat, where: str) -> tuple[str, str]:
     comm, device = opened(seat, where, 2, False)
     comm.allreduce(array(device), out=array(device))
     source: Any = array(device)
     source.device = types.SimpleNamespace(id=0)  # or the driver is asked, which is not there
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            comm.allreduce(source, out=source)
-        except HsgdError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as told:
-        text = told.read()
-    status = os.waitpid(child, 0)[1]
+    told: tuple[str, str] = in_forked_child(
+        lambda: told_by(lambda: comm.allreduce(source, out=source))
+    )
     comm.close()
-    return status, text
+    return told
 
 
 @pytest.mark.long
 def test_a_forked_child_is_refused() -> None:
     with Ranks(2) as ranks:
-        for status, text in ranks.run(forked, meeting_point()):
-            assert status == 0
-            assert "fork" in text
+        for kind, text in ranks.run(forked, meeting_point()):
+            assert kind == "HsgdError" and "fork" in text
 
 
 def refused(seat: Seat, where: str) -> list[str]:

@@ -22,7 +22,7 @@ import pytest
 import holdings
 from hsgd import CollectiveTimeout, Comm, HsgdError, PeerLost
 from hsgd.config import Config
-from ranks import PATIENT, Ranks, Seat, meeting_point
+from ranks import PATIENT, Ranks, Seat, meeting_point, until_asleep
 
 __all__: list[str] = []
 
@@ -69,19 +69,6 @@ def rank_of(error: HsgdError) -> int:
     return error.rank
 
 
-def _sleeping(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return stat.rpartition(")")[2].split()[0] == "S"
-
-
-def _until_asleep(pid: int) -> None:
-    """The process sleeps, and still does some time slices later: it waits in its call."""
-    in_a_row = 0
-    while in_a_row < 5:
-        in_a_row = in_a_row + 1 if _sleeping(pid) else 0
-        select.select([], [], [], 0.002)
-
-
 def _begin(pool: Ranks, *args: Any) -> None:
     pool.start(do_until_error, *args)
     for rank in range(len(pool)):
@@ -105,7 +92,7 @@ def test_a_rank_killed_while_it_waits_in_a_collective_is_named(size: int, call: 
         pid = pool.pid(victim)
         for rank in range(1, size):
             pool.send(rank, "go")
-        _until_asleep(pid)
+        until_asleep(pid)
         pool.signal(victim, signal.SIGKILL)
         pool.send(late, "go")
         killed = time.monotonic()
@@ -325,7 +312,7 @@ def test_ctrl_c_ends_a_wait_at_once_and_tells_the_others() -> None:
     with Ranks(2) as pool:
         pool.start(do_wait_interrupted, meeting_point())
         assert [pool.hear(rank) for rank in range(2)] == ["ready", "ready"]
-        _until_asleep(pool.pid(1))
+        until_asleep(pool.pid(1))
         pool.signal(1, signal.SIGINT)
         assert pool.hear(1) == "interrupted"
         pool.send(0, "go")

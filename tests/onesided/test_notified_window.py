@@ -27,6 +27,7 @@ from outcomes import told_by
 from own_sockets import tcp_sockets
 from ranks import Ranks, Seat, meeting_point
 from toolkit.cluster import Cluster
+from toolkit.forked_child import in_forked_child
 from window_programs import CHECKS, FAULT_TIMEOUT_S, check_all
 
 __all__: list[str] = []
@@ -277,19 +278,11 @@ def test_a_local_rank_that_is_stopped_ends_waits_at_the_deadline() -> None:
         assert f"slot 0 of rank 0, which rank 1 (pid {pool.pid(1)}, " in line
 
 
-def use_in_a_fork(seat: Seat, path: str) -> list[str]:
+def use_in_a_fork(seat: Seat, path: str) -> tuple[str, str]:
     """What a forked child is told by a NotifiedWindow that it inherited."""
     comm = seat.comm(path, 1)
     window = NotifiedWindow(comm, 64, 1)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(write, json.dumps(told_by(lambda: window.test(0))).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    report: list[str] = json.loads(os.read(read, 4096))
-    os.close(read)
-    os.close(write)
+    report: tuple[str, str] = in_forked_child(lambda: told_by(lambda: window.test(0)))
     window.put_notify(np.ones(4), 0, 0, 1)
     assert window.wait_any([0]) == (0, 1)
     return report
@@ -308,15 +301,7 @@ def connections_of_a_fork(seat: Seat, path: str) -> tuple[int, int]:
     window.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
     window.wait_any([0])
     window.drain()
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(write, str(len(tcp_sockets())).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    of_child = int(os.read(read, 100))
-    os.close(read)
-    os.close(write)
+    of_child: int = in_forked_child(lambda: len(tcp_sockets()))
     window.put_notify(np.ones(4), 1 - seat.rank, 0, 2)  # which changes nothing here
     window.wait_any([0], 1)
     window.drain()

@@ -19,7 +19,9 @@ from torch._dynamo.backends.common import aot_autograd
 
 from hsgd import Comm, HsgdError, operators
 from hsgd.operators import Group, kernels
+from outcomes import told_by
 from ranks import PATIENT, Ranks, Seat, meeting_point
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 
@@ -416,15 +418,7 @@ def fork(seat: Seat, path: str) -> None:
     with communicator(seat, path, 1) as comm:
         group = operators.group(comm)
         operators.allreduce(torch.ones(4), group)
-        child = os.fork()
-        if child == 0:
-            try:
-                operators.allreduce(torch.ones(4), group)
-            except RuntimeError:
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        in_forked_child(lambda: told_by(lambda: operators.allreduce(torch.ones(4), group)))
         operators.allreduce(torch.ones(4), group)
 
 

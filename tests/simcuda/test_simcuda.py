@@ -20,6 +20,7 @@ import pytest
 
 from simcuda_build import FOLDER, build
 from simulated import EQ, CudaError, DeviceArray, Simulator
+from toolkit.processes import run_together
 
 __all__: list[str] = []
 
@@ -469,8 +470,8 @@ def test_several_processes_build_at_once(tmp_path: Path) -> None:
     program = Path(__file__).with_name("simcuda_build.py")
     command = [sys.executable, str(program), str(tmp_path / "made")]
     env = os.environ | {"CXX": str(compiler)}
-    runs = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(3)]
-    made = bytes(tmp_path / "made")
-    outputs = {run.communicate(timeout=120)[0] for run in runs}
-    assert outputs == {b"%b/libsimcuda.so\n%b/libsimnccl.so\n" % (made, made)}
+    runs = run_together([command] * 3, env, 120.0)
+    assert [run.returncode for run in runs] == [0] * 3
+    made = tmp_path / "made"
+    assert {run.stdout for run in runs} == {f"{made}/libsimcuda.so\n{made}/libsimnccl.so\n"}
     assert (tmp_path / "calls").read_text().count("\n") == 2  # one for each library

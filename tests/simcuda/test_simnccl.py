@@ -18,6 +18,7 @@ import pytest
 from simcuda_build import build
 from simulated import Simulator
 from simulated_nccl import NcclError, SimulatedNccl
+from toolkit.processes import run_together
 
 __all__: list[str] = []
 
@@ -46,21 +47,14 @@ def run_ranks(
 ) -> None:
     """Ranks, each with its GPU; `cases`: of ranks with another one. All must end well."""
     unique_id = nccl.unique_id().hex()
-    ranks = []
+    commands = []
     for rank, gpu in enumerate(gpus):
         mine = (cases or {}).get(rank, case)
-        command = [sys.executable, str(PROGRAM), mine, str(rank), str(len(gpus)), unique_id]
-        env = os.environ | {"SIMCUDA_GPU": str(gpu), "OPENBLAS_NUM_THREADS": "1"}
-        env |= {"SIMCUDA_SEED": str(rank), "SIMCUDA_DELAY_US": "100"}
-        pipe = subprocess.PIPE
-        ranks.append(subprocess.Popen(command, env=env, stderr=pipe, text=True))
-    try:
-        words = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
-    finally:
-        for each in ranks:
-            each.kill()
-            each.wait()
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), "\n".join(words)
+        words = [sys.executable, str(PROGRAM), mine, str(rank), str(len(gpus)), unique_id]
+        commands.append(["env", f"SIMCUDA_GPU={gpu}", f"SIMCUDA_SEED={rank}", *words])
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "SIMCUDA_DELAY_US": "100"}
+    for done in run_together(commands, env, LIMIT_S):
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

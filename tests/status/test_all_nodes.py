@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,6 @@ for word; do
 done
 {run}
 """
-
-
-@pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    with Ranks(len(NODES)) as pool:
-        yield pool
 
 
 def make_ssh(folder: Path, run: str) -> Path:

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,6 @@ SIZE = 4
 LATE = 2
 HASTY = Config(timeout_s=1.0)
 JOB_S = 120.0
-
-
-@pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE) as pool:
-        yield pool
 
 
 def errors_of(call: Callable[[], object]) -> tuple[str, str]:

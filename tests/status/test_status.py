@@ -26,12 +26,6 @@ from ranks import LIMIT_S, PATIENT, Ranks, Seat, meeting_point
 SIZE = 4
 
 
-@pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE) as pool:
-        yield pool
-
-
 class Command:
     """The command in this process, and what it printed."""
 
@@ -285,7 +279,7 @@ def do_fork(seat: Seat, path: str) -> None:
         seat.tell("made")
         seat.pipe.recv()
         os._exit(0)
-    os.waitpid(child, 0)
+    assert os.waitpid(child, 0)[1] == 0
     comm.barrier()
 
 

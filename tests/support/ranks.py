@@ -36,6 +36,7 @@ __all__ = [
     "Seat",
     "meeting_point",
     "switch_points",
+    "until_asleep",
 ]
 
 LIMIT_S = 60.0  # of one call; a test that needs longer says so
@@ -249,6 +250,14 @@ class Ranks:
             raise RankDied(
                 f"rank {rank} (pid {process.pid}) ended: exit code {process.exitcode}"
             ) from None
+
+
+def until_asleep(pid: int) -> None:
+    """Return when a process sleeps, and still does some time slices later: it waits in its call."""
+    in_a_row = 0
+    while in_a_row < 5:
+        in_a_row = in_a_row + 1 if _state(Path(f"/proc/{pid}/stat")) == "S" else 0
+        time.sleep(2e-3)
 
 
 def _state(stat: Path) -> str:

@@ -6,20 +6,18 @@ none may do.
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from campaigns.chaos.case_job import Observed
 from campaigns.chaos.cases import FAULTS, LINK_STATES, Case, draw
-from campaigns.chaos.job import Observed, RankSeen
 from campaigns.chaos.layers import LAYERS
 from campaigns.chaos.oracle import judge
+from campaigns.job import RankSeen
 from tiers import short_form
 
 __all__: list[str] = []
@@ -35,25 +33,15 @@ LOST: dict[str, Any] = {
 }
 
 
-def campaign(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
-    path = folder / "chaos.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "campaigns.chaos", "--json", str(path), *options],
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
-    return done.returncode, json.loads(path.read_text()), done.stdout + done.stderr
-
-
+Campaign = Callable[..., tuple[int, dict[str, Any], str]]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1600)]
 
 
 # Ranks that outnumber the cores, and stopped ones, take seconds each.
 @pytest.mark.parametrize(("seed", "limit_s"), short_form("chaos", [(1, 75), (2, 1200)], keep=2))
-def test_ranks_that_come_to_harm_harm_nobody(tmp_path: Path, seed: int, limit_s: int) -> None:
+def test_ranks_that_come_to_harm_harm_nobody(campaign: Campaign, seed: int, limit_s: int) -> None:
     words = ["--seed", str(seed), "--faults", "100000", "--limit-s", str(limit_s), "--twice"]
-    code, found, output = campaign(tmp_path, *words)
+    code, found, output = campaign("chaos", *words)
     assert code == 0, output
     assert any(result["took_place"] for result in found["results"])
 
@@ -67,23 +55,23 @@ def test_ranks_that_come_to_harm_harm_nobody(tmp_path: Path, seed: int, limit_s:
     ),
 )
 def test_ranks_between_nodes_and_over_mpi_harm_nobody(
-    tmp_path: Path, under: str, seed: int, limit_s: int, virtual_nodes: None
+    campaign: Campaign, under: str, seed: int, limit_s: int, virtual_nodes: None
 ) -> None:
     """Links are cut and slow, and MPI has the ranks."""
     words = ["--under", under, "--seed", str(seed), "--faults", "100000", "--twice"]
-    code, found, output = campaign(tmp_path, *words, "--limit-s", str(limit_s))
+    code, found, output = campaign("chaos", *words, "--limit-s", str(limit_s))
     assert code == 0, output
     assert any(result["took_place"] for result in found["results"])
 
 
-def test_a_case_can_be_run_again(tmp_path: Path) -> None:
+def test_a_case_can_be_run_again(campaign: Campaign) -> None:
     numbers = [
         number
         for number in range(1000)
         if (case := draw(number, ["comm"], ["kill"])).phase == "work" and case.delay_s < 0.05
     ][:1]
     options = ["--layers", "comm", "--kinds", "kill", "--replay", *map(str, numbers)]
-    code, found, output = campaign(tmp_path, *options)
+    code, found, output = campaign("chaos", *options)
     assert code == 0, output
     assert [result["case"]["number"] for result in found["results"]] == numbers
     assert found["results"][0]["latency_s"]
@@ -206,10 +194,10 @@ def test_mpirun_may_end_the_others_when_one_that_was_told_has_ended() -> None:
         assert judge(Observed(cut, ranks, fault_at=10.0)).problems == []
 
 
-def test_a_hang_is_found_and_ended(tmp_path: Path) -> None:
+def test_a_hang_is_found_and_ended(campaign: Campaign) -> None:
     """A victim that holds the lock of its interpreter never ends by itself."""
     code, found, output = campaign(
-        tmp_path, "--layers", "comm", "--kinds", "gil", "--faults", "2", "--seed", "4"
+        "chaos", "--layers", "comm", "--kinds", "gil", "--faults", "2", "--seed", "4"
     )
     assert code == 0, output
     assert any(result["took_place"] for result in found["results"])

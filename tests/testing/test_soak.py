@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import mmap
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +19,9 @@ __all__: list[str] = []
 pytestmark = pytest.mark.long
 
 LIMIT_S = 280.0
+QUICK = ("soak", "--quick")
+Campaign = Callable[..., tuple[int, dict[str, Any], str]]
 LEAKS = {"leak-memory": "mapped", "leak-descriptors": "descriptors", "leak-threads": "threads"}
-
-
-def soak(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
-    path = folder / "soak.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "campaigns.soak", "--quick", "--json", str(path), *options],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    return done.returncode, json.loads(path.read_text()), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -50,9 +39,9 @@ def soak(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     ),
 )
 def test_ranks_hold_no_more_in_the_end_than_after_the_warm_up(
-    tmp_path: Path, layout: str, names: list[str]
+    campaign: Campaign, layout: str, names: list[str]
 ) -> None:
-    code, found, output = soak(tmp_path, "--layouts", layout, "--soaks", *names)
+    code, found, output = campaign(*QUICK, "--layouts", layout, "--soaks", *names, limit_s=LIMIT_S)
     assert code == 0, output
     assert [result["soak"] for result in found["results"]] == names
     for result in found["results"]:
@@ -61,8 +50,10 @@ def test_ranks_hold_no_more_in_the_end_than_after_the_warm_up(
         assert len(result["samples"]) == len(LAYOUTS[layout].nodes)
 
 
-def test_leaks_are_found(tmp_path: Path) -> None:
-    code, found, output = soak(tmp_path, "--layouts", "node-2", "--soaks", *LEAKS)
+def test_leaks_are_found(campaign: Campaign) -> None:
+    code, found, output = campaign(
+        *QUICK, "--layouts", "node-2", "--soaks", *LEAKS, limit_s=LIMIT_S
+    )
     assert code == 1
     for result in found["results"]:
         growing = LEAKS[result["soak"]]

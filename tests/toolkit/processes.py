@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import random
 import re
 import select
 import shlex
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from toolkit.virtual_nodes import MARK
@@ -28,10 +30,12 @@ __all__ = [
     "CommandTimeout",
     "crashes_of",
     "end_marked",
+    "kill_soon",
     "launch_environ",
     "marked",
     "outliving",
     "run_marked",
+    "run_together",
 ]
 
 KILL_S = 30.0  # a killed process that takes longer to go is reported
@@ -97,6 +101,37 @@ def run_marked(
             end_marked(mark)
             raise
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+
+def run_together(
+    commands: Iterable[Sequence[str]], env: Mapping[str, str], timeout_s: float
+) -> list[subprocess.CompletedProcess[str]]:
+    """run_marked() of all commands at once: ranks that need one another."""
+    with ThreadPoolExecutor(64) as threads:
+        runs = [threads.submit(run_marked, argv, env, timeout_s) for argv in commands]
+        return [run.result() for run in runs]
+
+
+def kill_soon(
+    commands: Sequence[Sequence[str]], first: str, luck: random.Random, most_s: float
+) -> list[str]:
+    """Start all, and when each has printed the line `first`, kill one after another, each within
+    `most_s`; what they printed meanwhile. One may have ended well before.
+    """
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == f"{first}\n"
+    printed = []
+    for process in processes:
+        try:  # a moment for what it does until it is killed
+            process.wait(luck.uniform(0, most_s))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        printed.append(process.communicate()[0])
+        assert process.returncode in (0, -signal.SIGKILL)
+    return printed
 
 
 def launch_environ(**more: str) -> dict[str, str]:

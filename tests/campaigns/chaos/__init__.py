@@ -1,7 +1,5 @@
 """Random faults at random moments in small jobs of hsgd, and a judge of what came of them.
 
-    PYTHONPATH=tests python -m campaigns.chaos --faults 100 --seed 1
-
 A case is drawn from its number alone, so that each can be run again. See
 docs/internals/reliability.md.
 """

@@ -6,27 +6,25 @@ small integers, so that float32 sums are exact in any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from campaigns.chaos.seat import Seat, WrongResult
+from campaigns.chaos.fault_seat import FaultSeat
+from campaigns.seat import WrongResult, check
 from hsgd import Comm, NotifiedWindow, ParameterBox
 
 __all__ = ["arrays", "asynchronous", "blocking", "box", "split", "window"]
 
+_KINDS = (
+    *("allreduce", "allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "barrier"),
+)
 _COUNTS = (1, 100, 3000, 20_000, 100_000, 300_000)  # float32
 Values = np.ndarray[Any, Any]
 
 
 def _given(rank: int, step: int, count: int) -> Values:
     return np.full(count, (rank + step) % 7, np.float32)
-
-
-def _check(found: Values, wanted: float | Values, what: str) -> None:
-    if not np.array_equal(found, np.broadcast_to(np.asarray(wanted), found.shape)):
-        raise WrongResult(f"{what}: {found[:4]}..., not {wanted}")
 
 
 def _sum(comm: Comm, step: int) -> float:
@@ -37,52 +35,32 @@ def _blocks(comm: Comm, step: int, count: int) -> Values:
     return np.concatenate([_given(rank, step, count) for rank in range(comm.size)])
 
 
-def _allreduce(seat: Seat, comm: Comm, step: int, count: int) -> None:
-    found = comm.allreduce(_given(comm.rank, step, count))
-    _check(found, _sum(comm, step), "allreduce")
+def _one(seat: FaultSeat, comm: Comm, step: int) -> None:
+    """Make one collective of any kind."""
+    kind, count = seat.luck.choice(_KINDS), seat.luck.choice(_COUNTS)
+    given, root = _given(comm.rank, step, count), step % comm.size
+    if kind == "allreduce":
+        check(comm.allreduce(given), _sum(comm, step), kind)
+    elif kind == "broadcast":
+        check(comm.broadcast(given, root), float((root + step) % 7), kind)
+    elif kind == "allgather":
+        check(comm.allgather(given), _blocks(comm, step, count), kind)
+    elif kind == "reduce_scatter":
+        check(comm.reduce_scatter(np.tile(given, comm.size)), _sum(comm, step), kind)
+    elif kind == "alltoall":
+        check(comm.alltoall(np.tile(given, comm.size)), _blocks(comm, step, count), kind)
+    else:
+        comm.barrier()
 
 
-def _broadcast(seat: Seat, comm: Comm, step: int, count: int) -> None:
-    root = step % comm.size
-    found = comm.broadcast(_given(comm.rank, step, count), root)
-    _check(found, float((root + step) % 7), "broadcast")
-
-
-def _allgather(seat: Seat, comm: Comm, step: int, count: int) -> None:
-    _check(comm.allgather(_given(comm.rank, step, count)), _blocks(comm, step, count), "allgather")
-
-
-def _reduce_scatter(seat: Seat, comm: Comm, step: int, count: int) -> None:
-    found = comm.reduce_scatter(_given(comm.rank, step, count * comm.size))
-    _check(found, _sum(comm, step), "reduce_scatter")
-
-
-def _alltoall(seat: Seat, comm: Comm, step: int, count: int) -> None:
-    found = comm.alltoall(_given(comm.rank, step, count * comm.size))
-    _check(found, _blocks(comm, step, count), "alltoall")
-
-
-def _barrier(seat: Seat, comm: Comm, step: int, count: int) -> None:
-    comm.barrier()
-
-
-_KINDS: tuple[Callable[[Seat, Comm, int, int], None], ...] = (
-    *(_allreduce, _allreduce, _broadcast, _allgather, _reduce_scatter, _alltoall, _barrier),
-)
-
-
-def _one(seat: Seat, comm: Comm, step: int) -> None:
-    seat.luck.choice(_KINDS)(seat, comm, step, seat.luck.choice(_COUNTS))
-
-
-def blocking(seat: Seat) -> None:
+def blocking(seat: FaultSeat) -> None:
     """One collective in each step."""
     with seat.communicator() as comm:
         for step in seat.loop():
             _one(seat, comm, step)
 
 
-def asynchronous(seat: Seat) -> None:
+def asynchronous(seat: FaultSeat) -> None:
     """Some collectives at once in each step, waited for in another order."""
     with seat.communicator() as comm:
         for step in seat.loop():
@@ -91,11 +69,11 @@ def asynchronous(seat: Seat) -> None:
             gathered = comm.allgather_async(_given(comm.rank, step, 50))
             seat.own_luck.shuffle(handles)
             for handle in handles:
-                _check(handle.wait(), _sum(comm, step), "allreduce_async")
-            _check(gathered.wait(), _blocks(comm, step, 50), "allgather_async")
+                check(handle.wait(), _sum(comm, step), "allreduce_async")
+            check(gathered.wait(), _blocks(comm, step, 50), "allgather_async")
 
 
-def arrays(seat: Seat) -> None:
+def arrays(seat: FaultSeat) -> None:
     """Collectives in place on memory that ranks of a node can reach, and on memory of the node."""
     with seat.communicator() as comm:
         count = 50_000
@@ -104,17 +82,17 @@ def arrays(seat: Seat) -> None:
         for step in seat.loop():
             given[:] = _given(comm.rank, step, count)
             comm.allreduce(given, out=taken)
-            _check(taken, _sum(comm, step), "allreduce in shared memory")
+            check(taken, _sum(comm, step), "allreduce in shared memory")
             node[comm.rank] = step
             comm.barrier()
             mates = [rank for rank in range(comm.size) if seat.nodes[rank] == seat.nodes[comm.rank]]
-            _check(node[mates], float(step), "memory of the node")
+            check(node[mates], float(step), "memory of the node")
             comm.barrier()
             if step % 20 == 19:
                 given, taken = comm.empty(count), comm.empty(count)
 
 
-def split(seat: Seat) -> None:
+def split(seat: FaultSeat) -> None:
     """Parts of the ranks, made anew again and again."""
     with seat.communicator() as comm:
         for step in seat.loop():
@@ -125,7 +103,7 @@ def split(seat: Seat) -> None:
             _one(seat, comm, step)
 
 
-def window(seat: Seat) -> None:
+def window(seat: FaultSeat) -> None:
     """A ring: each rank writes to the next one, which acknowledges."""
     with seat.communicator() as comm:
         after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -142,7 +120,7 @@ def window(seat: Seat) -> None:
                 found = ring.wait_any([0], step)
                 if found != (0, version):
                     raise WrongResult(f"NotifiedWindow: told {found}, not version {version}")
-                _check(memory[:size], version % 251, "NotifiedWindow")
+                check(memory[:size], version % 251, "NotifiedWindow")
                 ring.put_notify(None, before, 1, version)
             ring.drain()
             here = comm.barrier_async()  # writes of others go on meanwhile
@@ -151,7 +129,7 @@ def window(seat: Seat) -> None:
             here.wait()
 
 
-def box(seat: Seat) -> None:
+def box(seat: FaultSeat) -> None:
     """Everybody adds, and reads chunks that must be whole."""
     with seat.communicator() as comm:
         count, chunk = 5000, 16

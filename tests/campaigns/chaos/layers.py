@@ -7,7 +7,7 @@ Never imports a program.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["LAYERS", "Launch", "Layer"]
 
@@ -15,8 +15,11 @@ _ONE_NODE = ((0, 0), (0, 0, 0), (0, 0, 0, 0), (0,) * 6)
 _IN_ORDER = ((0, 1), (0, 0, 1), (0, 0, 1, 1), (0, 1, 2))
 _NODES = (*_IN_ORDER, (0, 1, 0, 1))
 _MPI_LAYOUTS = (*_ONE_NODE[:3], *_IN_ORDER)
-_NEW = "SharedMemoryError"  # where a rank has no memory for a new array
 _OWN = ("PeerLost", "CollectiveTimeout")
+_OR_NEW = (*_OWN, "SharedMemoryError")  # where a rank has no memory for a new array
+_ON_ONE_NODE: dict[str, Any] = {"layouts": _ONE_NODE, "blames": "none"}
+_HOROVOD = {**_ON_ONE_NODE, "errors": (*_OWN, "HorovodInternalError")}
+_GLOO = {**_ON_ONE_NODE, "errors": ("RuntimeError", "DistBackendError"), "is_peer": True}
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Layer:
 
     name: str
     program: str
-    layouts: tuple[tuple[int, ...], ...]
     about: str
+    layouts: tuple[tuple[int, ...], ...] = _ONE_NODE + _NODES
     errors: tuple[str, ...] = _OWN
     goes_on: bool = False
     blames: Literal["all", "one", "none"] = "all"
@@ -58,152 +61,76 @@ class Layer:
     has_setup: bool = True
 
 
+def _trains(name: str, program: str, about: str, steps: int = 60, **more: Any) -> Layer:
+    """Make the layer of a program that trains, whose steps take longer."""
+    return Layer(name, program, about, steps=steps, **more)
+
+
+def _over_mpi(name: str, program: str, about: str, **more: Any) -> Layer:
+    """Make the layer of a program over the core that mpirun starts."""
+    return Layer(name, f"core_programs:{program}", about, _MPI_LAYOUTS, launch=Launch(), **more)
+
+
 def _mpi_calls(
     name: str,
-    layouts: tuple[tuple[int, ...], ...],
     about: str,
+    layouts: tuple[tuple[int, ...], ...],
     launch: Launch,
-    *,
-    spared: tuple[str, ...] = (),
-    is_peer: bool = False,
+    program: str = "collectives",
+    errors: tuple[str, ...] = ("mpi4py.MPI.Exception",),
+    **more: Any,
 ) -> Layer:
-    """A program that calls MPI itself, whose errors name no rank."""
-    return Layer(
-        *(name, "mpi_programs:collectives", layouts, about),
-        errors=("mpi4py.MPI.Exception",),
-        blames="none",
-        spared=spared,
-        steps=600,
-        is_peer=is_peer,
-        launch=launch,
-        has_setup=False,
-    )
+    """Make the layer of a program that calls MPI itself, whose errors name no rank."""
+    whole = f"mpi_programs:{program}"
+    promises: dict[str, Any] = {"errors": errors, "blames": "none", "has_setup": False}
+    return Layer(name, whole, about, layouts, launch=launch, **{"steps": 600, **promises, **more})
 
 
 _ALL = (
-    Layer("comm", "core_programs:blocking", _ONE_NODE + _NODES, "Comm, blocking", weight=3),
-    Layer("async", "core_programs:asynchronous", _ONE_NODE + _NODES, "Comm, *_async", weight=2),
-    Layer(
-        "arrays",
-        "core_programs:arrays",
-        _ONE_NODE + _NODES,
-        "Comm.empty and Comm.shared",
-        (*_OWN, _NEW),
-    ),
-    Layer("split", "core_programs:split", _ONE_NODE + _NODES[2:], "Comm.split", blames="none"),
-    Layer("window", "core_programs:window", _ONE_NODE + _NODES, "NotifiedWindow", blames="one"),
-    Layer(
-        "box", "core_programs:box", _ONE_NODE + _NODES, "ParameterBox", blames="one", goes_on=True
-    ),
-    Layer(
-        "tree", "optim_programs:tree", _ONE_NODE + _NODES, "NotifiedTree", blames="one", steps=60
-    ),
-    Layer(
-        "gossip",
-        "optim_programs:gossip",
-        _ONE_NODE + _NODES,
-        "Gossip",
-        blames="one",
+    Layer("comm", "core_programs:blocking", "Comm, blocking", weight=3),
+    Layer("async", "core_programs:asynchronous", "Comm, *_async", weight=2),
+    Layer("arrays", "core_programs:arrays", "Comm.empty and Comm.shared", errors=_OR_NEW),
+    Layer("split", "core_programs:split", "Comm.split", _ONE_NODE + _NODES[2:], blames="none"),
+    Layer("window", "core_programs:window", "NotifiedWindow", blames="one"),
+    Layer("box", "core_programs:box", "ParameterBox", blames="one", goes_on=True),
+    _trains("tree", "optim_programs:tree", "NotifiedTree", blames="one"),
+    _trains("gossip", "optim_programs:gossip", "Gossip", blames="one", goes_on=True),
+    _trains("elastic", "optim_programs:elastic", "ElasticAveraging", blames="one", goes_on=True),
+    _trains("diloco", "optim_programs:diloco", "DiLoCo", errors=_OR_NEW),
+    _trains("ddp", "torch_programs:ddp", "DDP over backend hsgd", errors=_OR_NEW),
+    _trains("fsdp", "torch_programs:fsdp", "FSDP2 over backend hsgd", 30, errors=_OR_NEW),
+    Layer("c10d", "torch_programs:c10d", "torch.distributed's functions"),
+    _trains("horovod", "torch_programs:horovod", "hsgd.torch.DistributedOptimizer", **_HOROVOD),
+    _trains(
+        *("horovod-apart", "torch_programs:apart", "the same, gossip and easgd_*"),
         goes_on=True,
-        steps=60,
+        **_HOROVOD,
     ),
-    Layer(
-        *("elastic", "optim_programs:elastic", _ONE_NODE + _NODES, "ElasticAveraging"),
-        blames="one",
-        goes_on=True,
-        steps=60,
-    ),
-    Layer(
-        "diloco",
-        "optim_programs:diloco",
-        _ONE_NODE + _NODES,
-        "DiLoCo",
-        (*_OWN, _NEW),
-        steps=60,
-    ),
-    Layer(
-        "ddp",
-        "torch_programs:ddp",
-        _ONE_NODE + _NODES,
-        "DDP over backend hsgd",
-        (*_OWN, _NEW),
-        steps=60,
-    ),
-    Layer(
-        "fsdp",
-        "torch_programs:fsdp",
-        _ONE_NODE + _NODES,
-        "FSDP2 over backend hsgd",
-        (*_OWN, _NEW),
-        steps=30,
-    ),
-    Layer("c10d", "torch_programs:c10d", _ONE_NODE + _NODES, "torch.distributed's functions"),
-    Layer(
-        *("horovod", "torch_programs:horovod", _ONE_NODE, "hsgd.torch.DistributedOptimizer"),
-        errors=(*_OWN, "HorovodInternalError"),
-        blames="none",
-        steps=60,
-    ),
-    Layer(
-        *("horovod-apart", "torch_programs:apart", _ONE_NODE, "the same, gossip and easgd_*"),
-        errors=(*_OWN, "HorovodInternalError"),
-        blames="none",
-        goes_on=True,
-        steps=60,
-    ),
-    Layer("loader", "reader_programs:loader", _ONE_NODE + _NODES, "PartitionedLoader, node cache"),
-    Layer(
-        "mpi", "core_programs:blocking", _MPI_LAYOUTS, "Comm over MPI", weight=2, launch=Launch()
-    ),
-    Layer(
-        *("mpi-async", "core_programs:asynchronous", _MPI_LAYOUTS, "Comm over MPI, *_async"),
-        launch=Launch(),
-    ),
-    Layer(
-        *("mpi-split", "core_programs:split", _MPI_LAYOUTS, "Comm.split over MPI"),
-        blames="none",
-        launch=Launch(),
-    ),
-    Layer(
-        *("mpi-window", "core_programs:window", _MPI_LAYOUTS, "NotifiedWindow over MPI"),
-        blames="one",
-        launch=Launch(),
-    ),
-    _mpi_calls("interposer", _ONE_NODE[:3], "MPI's calls, taken, with ULFM", Launch(preload=True)),
+    Layer("loader", "reader_programs:loader", "PartitionedLoader, node cache"),
+    _over_mpi("mpi", "blocking", "Comm over MPI", weight=2),
+    _over_mpi("mpi-async", "asynchronous", "Comm over MPI, *_async"),
+    _over_mpi("mpi-split", "split", "Comm.split over MPI", blames="none"),
+    _over_mpi("mpi-window", "window", "NotifiedWindow over MPI", blames="one"),
+    _mpi_calls("interposer", "MPI's calls, taken, with ULFM", _ONE_NODE[:3], Launch(preload=True)),
     _mpi_calls(
-        *("interposer-nodes", _IN_ORDER[1:3], "the same between nodes, where MPI keeps some calls"),
+        *("interposer-nodes", "the same between nodes, where MPI keeps some calls", _IN_ORDER[1:3]),
         Launch(preload=True),
         spared=("stop", "gil", "cut"),  # MPI has no deadline
     ),
     _mpi_calls(
-        *("interposer-abort", _ONE_NODE[:3], "MPI's calls, taken, without ULFM"),
+        *("interposer-abort", "MPI's calls, taken, without ULFM", _ONE_NODE[:3]),
         Launch(lives_on=False, preload=True),
     ),
-    _mpi_calls("ulfm", _MPI_LAYOUTS, "Open MPI's calls alone, ULFM", Launch(), is_peer=True),
+    _mpi_calls("ulfm", "Open MPI's calls alone, ULFM", _MPI_LAYOUTS, Launch(), is_peer=True),
+    _mpi_calls("openmpi", "Open MPI's calls alone", _MPI_LAYOUTS, Launch(False), is_peer=True),
     _mpi_calls(
-        *("openmpi", _MPI_LAYOUTS, "Open MPI's calls alone"), Launch(lives_on=False), is_peer=True
-    ),
-    Layer(
-        *("horovod-mpi", "mpi_programs:horovod", _MPI_LAYOUTS, "Horovod's allreduce over MPI"),
+        *("horovod-mpi", "Horovod's allreduce over MPI", _MPI_LAYOUTS, Launch(False), "horovod"),
         errors=("HorovodInternalError",),
-        blames="none",
-        is_peer=True,
-        has_setup=False,
-        launch=Launch(lives_on=False),
-    ),
-    Layer(
-        *("gloo", "torch_programs:gloo", _ONE_NODE, "torch.distributed's functions over gloo"),
-        errors=("RuntimeError", "DistBackendError"),
-        blames="none",
+        steps=150,
         is_peer=True,
     ),
-    Layer(
-        *("gloo-ddp", "torch_programs:gloo_ddp", _ONE_NODE, "DDP over gloo"),
-        errors=("RuntimeError", "DistBackendError"),
-        blames="none",
-        steps=60,
-        is_peer=True,
-    ),
+    Layer("gloo", "torch_programs:gloo", "torch.distributed's functions over gloo", **_GLOO),
+    _trains("gloo-ddp", "torch_programs:gloo_ddp", "DDP over gloo", **_GLOO),
 )
 
 LAYERS = {layer.name: layer for layer in _ALL}

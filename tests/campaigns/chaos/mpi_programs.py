@@ -4,23 +4,17 @@ what runs without hsgd.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from campaigns.chaos.seat import Seat, WrongResult
+from campaigns.chaos.fault_seat import FaultSeat
+from campaigns.seat import check
 
 __all__ = ["collectives", "horovod"]
 
 _COUNTS = (1, 100, 3000, 100_000, 300_000)  # float32
 
 
-def _equal(found: Any, wanted: float, what: str) -> None:
-    if not bool((found == wanted).all()):
-        raise WrongResult(f"{what}: {found[:4]}..., not {wanted}")
-
-
-def collectives(seat: Seat) -> None:
+def collectives(seat: FaultSeat) -> None:
     """MPI's collectives on float32; errors are raised as mpi4py's exceptions."""
     from mpi4py import MPI
 
@@ -36,23 +30,23 @@ def collectives(seat: Seat) -> None:
         kind = seat.luck.randrange(6)
         if kind < 2:
             comm.Allreduce(given, found)
-            _equal(found, total, "Allreduce")
+            check(found, total, "Allreduce")
         elif kind == 2:
             comm.Bcast(given, step % size)
-            _equal(given, float(step % size), "Bcast")
+            check(given, float(step % size), "Bcast")
         elif kind == 3:
             blocks = np.empty((size, count), np.float32)
             comm.Allgather(given, blocks)
-            _equal(blocks.sum(0), total, "Allgather")
+            check(blocks.sum(0), total, "Allgather")
         elif kind == 4:
             blocks = np.full((size, count), rank, np.float32)
             comm.Reduce_scatter_block(blocks, found)
-            _equal(found, total, "Reduce_scatter_block")
+            check(found, total, "Reduce_scatter_block")
         else:
             comm.Barrier()
 
 
-def horovod(seat: Seat) -> None:
+def horovod(seat: FaultSeat) -> None:
     """Horovod's own allreduce, of torch tensors."""
     import horovod.torch as hvd
     import torch
@@ -63,4 +57,4 @@ def horovod(seat: Seat) -> None:
         count = seat.luck.choice(_COUNTS)
         given = torch.full((count,), float(hvd.rank()))
         found = hvd.allreduce(given, op=hvd.Sum, name=f"step {step}")
-        _equal(found, total, "allreduce")
+        check(found, total, "allreduce")

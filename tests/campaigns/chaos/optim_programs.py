@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from campaigns.chaos.seat import Seat, WrongResult
+from campaigns.chaos.fault_seat import FaultSeat
+from campaigns.seat import WrongResult
 from hsgd.optim import DiLoCo, ElasticAveraging, Gossip, Nesterov, NotifiedTree
 
 __all__ = ["diloco", "elastic", "gossip", "tree"]
@@ -38,7 +39,16 @@ def _finite(tensor: Tensor, what: str) -> None:
         raise WrongResult(f"{what}: {tensor.flatten()[:4].tolist()}")
 
 
-def tree(seat: Seat) -> None:
+def _train(seat: FaultSeat, model: _Model, optimizer: Gossip | ElasticAveraging) -> None:
+    for _ in seat.loop():
+        optimizer.zero_grad()
+        _backward(model, 1.0)
+        optimizer.step()
+        _finite(model.last.weight, type(optimizer).__name__)
+    optimizer.close()
+
+
+def tree(seat: FaultSeat) -> None:
     """Synchronous SGD: the last bias goes down by the mean of all ranks' scales."""
     with seat.communicator() as comm:
         model = _Model()
@@ -58,7 +68,7 @@ def tree(seat: Seat) -> None:
         optimizer.close()
 
 
-def gossip(seat: Seat) -> None:
+def gossip(seat: FaultSeat) -> None:
     """Averages in pairs in every step, or NoLoCo's outer steps in pairs."""
     from hsgd.optim import FixedPeriod
 
@@ -67,12 +77,7 @@ def gossip(seat: Seat) -> None:
         model = _Model()
         inner = torch.optim.SGD(model.parameters(), lr=1e-4)
         optimizer = Gossip(inner, model, comm, FixedPeriod(1), outer=outer, network=seat.network)
-        for _ in seat.loop():
-            optimizer.zero_grad()
-            _backward(model, 1.0)
-            optimizer.step()
-            _finite(model.last.weight, "Gossip")
-        optimizer.close()
+        _train(seat, model, optimizer)
 
 
 _PERIOD = 3
@@ -86,7 +91,7 @@ _DILOCO: tuple[dict[str, Any], ...] = (
 )
 
 
-def diloco(seat: Seat) -> None:
+def diloco(seat: FaultSeat) -> None:
     """Each rank a worker, or each node: with the mean as outer step, and nothing else, the last
     bias goes down in a period by what the workers' scales are on average.
     """
@@ -113,15 +118,10 @@ def diloco(seat: Seat) -> None:
         optimizer.close()
 
 
-def elastic(seat: Seat) -> None:
+def elastic(seat: FaultSeat) -> None:
     """Asynchronous elastic averaging over a parameter box."""
     with seat.communicator() as comm:
         model = _Model()
         inner = torch.optim.SGD(model.parameters(), lr=1e-4)
         optimizer = ElasticAveraging(inner, model, comm, update_interval=2)
-        for _ in seat.loop():
-            optimizer.zero_grad()
-            _backward(model, 1.0)
-            optimizer.step()
-            _finite(model.last.weight, "ElasticAveraging")
-        optimizer.close()
+        _train(seat, model, optimizer)

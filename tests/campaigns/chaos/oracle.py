@@ -11,9 +11,10 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
+from campaigns.chaos.case_job import Observed
 from campaigns.chaos.cases import FAULTS
-from campaigns.chaos.job import Observed, RankSeen
 from campaigns.chaos.layers import LAYERS
+from campaigns.job import RankSeen
 
 __all__ = ["KINDS", "Verdict", "judge"]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from campaigns.chaos.seat import Seat, WrongResult
+from campaigns.chaos.fault_seat import FaultSeat
+from campaigns.seat import WrongResult
 
 __all__ = ["loader"]
 
 _SAMPLES, _BATCH = 600, 4
 
 
-def loader(seat: Seat) -> None:
+def loader(seat: FaultSeat) -> None:
     """Epochs over a small file; each sample is its own number."""
     import h5py
     from hsgd.io import CacheOptions, PartitionedLoader

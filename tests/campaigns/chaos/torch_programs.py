@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -13,34 +12,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from campaigns.chaos.seat import Seat, WrongResult
+from campaigns.chaos.fault_seat import FaultSeat
+from campaigns.seat import WrongResult, check
 
 __all__ = ["apart", "c10d", "ddp", "fsdp", "gloo", "gloo_ddp", "horovod"]
 
 
-def _join(seat: Seat, backend: str) -> None:
-    if backend == "hsgd":
-        import hsgd.c10d
-
-        hsgd.c10d.register()
-        if seat.node_count > 1:
-            seat.pretend_nodes()
-    dist.init_process_group(
-        backend,
-        store=seat.store(),
-        rank=seat.rank,
-        world_size=seat.size,
-        timeout=timedelta(seconds=seat.timeout_s),
-    )
-
-
-def _equal(found: torch.Tensor, wanted: float, what: str) -> None:
-    if not bool((found == wanted).all()):
-        raise WrongResult(f"{what}: {found.flatten()[:4].tolist()}, not {wanted}")
-
-
-def _functions(seat: Seat, backend: str) -> None:
-    _join(seat, backend)
+def _functions(seat: FaultSeat, backend: str) -> None:
+    seat.join_torch(backend)
     total = float(sum(range(seat.size)))
     for step in seat.loop():
         count = seat.luck.choice((1, 1000, 50_000, 300_000))
@@ -48,19 +27,19 @@ def _functions(seat: Seat, backend: str) -> None:
         kind = seat.luck.randrange(5)
         if kind == 0:
             dist.all_reduce(given)
-            _equal(given, total, "all_reduce")
+            check(given, total, "all_reduce")
         elif kind == 1:
             work: Any = dist.all_reduce(given, async_op=True)
             work.wait()
-            _equal(given, total, "all_reduce, asynchronous")
+            check(given, total, "all_reduce, asynchronous")
         elif kind == 2:
             dist.broadcast(given, step % seat.size)
-            _equal(given, float(step % seat.size), "broadcast")
+            check(given, float(step % seat.size), "broadcast")
         elif kind == 3:
             found = [torch.empty(count) for _ in range(seat.size)]
             dist.all_gather(found, given)
             for rank, block in enumerate(found):
-                _equal(block, float(rank), "all_gather")
+                check(block, float(rank), "all_gather")
         else:
             dist.barrier()
     dist.destroy_process_group()
@@ -76,7 +55,7 @@ def _bias_gradient(model: Any) -> torch.Tensor:
     return found
 
 
-def _train(seat: Seat, model: nn.Module, gradient: Callable[[], torch.Tensor]) -> None:
+def _train(seat: FaultSeat, model: nn.Module, gradient: Callable[[], torch.Tensor]) -> None:
     """The gradient of the last bias is the mean over ranks of what they multiply the loss by."""
     for step in seat.loop():
         model.zero_grad()
@@ -88,16 +67,16 @@ def _train(seat: Seat, model: nn.Module, gradient: Callable[[], torch.Tensor]) -
             raise WrongResult(f"gradient {found[:4].tolist()}, not {wanted}")
 
 
-def _ddp(seat: Seat, backend: str) -> None:
-    _join(seat, backend)
+def _ddp(seat: FaultSeat, backend: str) -> None:
+    seat.join_torch(backend)
     model = _model()
     _train(seat, DistributedDataParallel(model, bucket_cap_mb=1), partial(_bias_gradient, model))
     dist.destroy_process_group()
 
 
-def fsdp(seat: Seat) -> None:
+def fsdp(seat: FaultSeat) -> None:
     """Parameters, gradients and states in shards."""
-    _join(seat, "hsgd")
+    seat.join_torch()
     model: Any = _model()
     for layer in model:
         fully_shard(layer)
@@ -106,13 +85,13 @@ def fsdp(seat: Seat) -> None:
     dist.destroy_process_group()
 
 
-def horovod(seat: Seat) -> None:
+def horovod(seat: FaultSeat) -> None:
     """Horovod's API, with a strategy of those that keep ranks together."""
     options = seat.luck.choice((*_TOGETHER, *_TOGETHER, *_SHARED))
     _with_optimizer(seat, options, is_exact=options in _TOGETHER)
 
 
-def apart(seat: Seat) -> None:
+def apart(seat: FaultSeat) -> None:
     """Horovod's API, with a strategy by which ranks go on by themselves."""
     _with_optimizer(seat, seat.luck.choice(_APART), is_exact=False)
 
@@ -132,7 +111,7 @@ _APART: tuple[dict[str, Any], ...] = tuple(
 )
 
 
-def _with_optimizer(seat: Seat, options: dict[str, Any], *, is_exact: bool) -> None:
+def _with_optimizer(seat: FaultSeat, options: dict[str, Any], *, is_exact: bool) -> None:
     import hsgd.torch as hvd
 
     hvd.init(seat.communicator())

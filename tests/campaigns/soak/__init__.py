@@ -1,7 +1,5 @@
 """Soak tests: what a rank holds stays flat over millions of operations and hours of training.
 
-    PYTHONPATH=tests python -m campaigns.soak --quick
-
 See docs/internals/reliability.md.
 """
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from campaigns.seat import check
 from campaigns.soak.footprint import MEASURES, footprint
-from campaigns.soak.soak_rank import Post
+from campaigns.soak.sampled_seat import SampledSeat
 from hsgd import Comm, NotifiedWindow, ParameterBox
 from hsgd.config import Config
 
@@ -34,17 +34,11 @@ __all__ = [
 # Measures nothing, and takes little memory: communicators that are made for one call.
 _SMALL = Config(timeout_s=120.0, oneshot_bytes=1024, chunk_bytes=4096, slots=3, store="ordinary")
 _COUNT = 16
-Values = np.ndarray[Any, Any]
-
-
-def _check(found: Values, wanted: float) -> None:
-    if not (found == wanted).all():
-        raise AssertionError(f"{found[:4]}..., not {wanted}")
 
 
 def _check_sum(comm: Comm) -> None:
     given = np.full(_COUNT, comm.rank + 1, np.float32)
-    _check(comm.allreduce(given), comm.size * (comm.size + 1) / 2)
+    check(comm.allreduce(given), comm.size * (comm.size + 1) / 2)
 
 
 def _small_calls(comm: Comm) -> list[Callable[[], object]]:
@@ -64,85 +58,81 @@ def _small_calls(comm: Comm) -> list[Callable[[], object]]:
     ]
 
 
-def collectives(post: Post) -> None:
+def collectives(seat: SampledSeat) -> None:
     """Blocking ones, of all kinds in turn."""
-    with post.communicator() as comm:
+    with seat.communicator() as comm:
         calls = itertools.cycle(_small_calls(comm))
-        for todo in post.blocks():
+        for todo in seat.blocks():
             for call in itertools.islice(calls, todo):
                 call()
             _check_sum(comm)
 
 
-def asynchronous(post: Post) -> None:
+def asynchronous(seat: SampledSeat) -> None:
     """Eight at a time, waited for in another order; every other one's handle is dropped."""
-    with post.communicator() as comm:
+    with seat.communicator() as comm:
         given = np.full(_COUNT, comm.rank + 1, np.float32)
         wanted = comm.size * (comm.size + 1) / 2
-        for todo in post.blocks():
+        for todo in seat.blocks():
             for left in range(todo, 0, -8):
                 handles = [comm.allreduce_async(given) for _ in range(min(8, left))]
                 for handle in reversed(handles[::2]):
                     handle.wait()
-            _check(comm.allreduce_async(given).wait(), wanted)
+            check(comm.allreduce_async(given).wait(), wanted)
 
 
-def communicators(post: Post) -> None:
+def communicators(seat: SampledSeat) -> None:
     """Made, used once and closed, one after the other."""
-    for todo in post.blocks():
-        for _ in range(todo):
-            with post.communicator(_SMALL) as comm:
-                _check_sum(comm)
+    for _ in seat.operations():
+        with seat.communicator(_SMALL) as comm:
+            _check_sum(comm)
 
 
-def splits(post: Post) -> None:
+def splits(seat: SampledSeat) -> None:
     """A part of all ranks, and one of each rank alone, in turn."""
-    with post.communicator(_SMALL) as comm:
-        for todo in post.blocks():
-            for number in range(todo):
-                with contextlib.ExitStack() as stack:
-                    part = comm.split(0 if number % 2 else comm.rank, key=-comm.rank)
-                    assert part is not None
-                    _check_sum(stack.enter_context(part))
+    with seat.communicator(_SMALL) as comm:
+        for number in seat.operations():
+            part = comm.split(0 if number % 2 else comm.rank, key=-comm.rank)
+            assert part is not None
+            with part:
+                _check_sum(part)
 
 
-def arrays(post: Post) -> None:
+def arrays(seat: SampledSeat) -> None:
     """Two arrays of which one is dropped later than it could be."""
-    with post.communicator() as comm:
+    with seat.communicator() as comm:
         kept = comm.empty(1)
-        for todo in post.blocks():
-            for _ in range(todo):
-                given = comm.empty(20_000)
-                given[:] = comm.rank + 1
-                comm.allreduce(given, out=given)
-                _check(given[::1000], comm.size * (comm.size + 1) / 2)
-                kept = given
+        for _ in seat.operations():
+            given = comm.empty(20_000)
+            given[:] = comm.rank + 1
+            comm.allreduce(given, out=given)
+            check(given[::1000], comm.size * (comm.size + 1) / 2)
+            kept = given
         del kept
 
 
-def opened(post: Post) -> None:
+def opened(seat: SampledSeat) -> None:
     """Rounds: many are open at once, and all of them used."""
-    for todo in post.blocks():
-        for _ in range(todo):
-            before = footprint()
-            with contextlib.ExitStack() as stack:
-                comms = [stack.enter_context(post.communicator(_SMALL)) for _ in range(post.width)]
-                for comm in comms:
-                    _check_sum(comm)
-                for measure, held, was in zip(MEASURES, footprint(), before, strict=True):
-                    post.notes[f"{measure} of each"] = (held - was) / post.width
+    for _ in seat.operations():
+        before = footprint()
+        with contextlib.ExitStack() as stack:
+            comms = [stack.enter_context(seat.communicator(_SMALL)) for _ in range(seat.width)]
+            for comm in comms:
+                _check_sum(comm)
+            for measure, held, was in zip(MEASURES, footprint(), before, strict=True):
+                seat.notes[f"{measure} of each"] = (held - was) / seat.width
 
 
-def window(post: Post) -> None:
+def window(seat: SampledSeat) -> None:
     """A ring: each rank writes to the next one, which acknowledges."""
-    with post.communicator() as comm:
+    with seat.communicator() as comm:
         after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         data = np.arange(100, dtype=np.uint8)
         version = 0
-        with NotifiedWindow(comm, data.size, 2, network=post.network) as ring:
+        with NotifiedWindow(comm, data.size, 2, network=seat.network) as ring:
             ring.bind(0, before)
             ring.bind(1, after)
-            for todo in post.blocks():
+            for todo in seat.blocks():
                 for _ in range(todo):
                     if version:
                         ring.wait_any([1], version - 1)
@@ -156,43 +146,40 @@ def window(post: Post) -> None:
             comm.barrier()
 
 
-def windows(post: Post) -> None:
+def windows(seat: SampledSeat) -> None:
     """Made, used once and closed, one after the other, over one communicator."""
-    with post.communicator() as comm:
+    with seat.communicator() as comm:
         after = (comm.rank + 1) % comm.size
         data = np.arange(100, dtype=np.uint8)
-        for todo in post.blocks():
-            for _ in range(todo):
-                with NotifiedWindow(comm, data.size, 1, network=post.network) as ring:
-                    ring.put_notify(data, after, 0, 1)
-                    ring.wait_any([0])
-                    ring.drain()
-                    comm.barrier()
+        for _ in seat.operations():
+            with NotifiedWindow(comm, data.size, 1, network=seat.network) as ring:
+                ring.put_notify(data, after, 0, 1)
+                ring.wait_any([0])
+                ring.drain()
+                comm.barrier()
 
 
-def box(post: Post) -> None:
+def box(seat: SampledSeat) -> None:
     """Everybody adds, and reads."""
-    with post.communicator() as comm:
+    with seat.communicator() as comm:
         ones, found = np.ones(1000, np.float32), np.empty(1000, np.float32)
         with ParameterBox.over(comm, np.zeros(1000, np.float32), timeout_s=120.0) as shared:
-            for todo in post.blocks():
-                for number in range(todo):
-                    if number % 4 == 0:
-                        shared.write(ones)
-                    shared.accumulate(ones)
-                    shared.fetch_add(0, 1)
-                    shared.read(found)
+            for number in seat.operations():
+                if number % 4 == 0:
+                    shared.write(ones)
+                shared.accumulate(ones)
+                shared.fetch_add(0, 1)
+                shared.read(found)
             comm.barrier()
-            made, number = shared.counter(0), post.count * comm.size
+            made, number = shared.counter(0), seat.count * comm.size
             if made != number:
                 raise AssertionError(f"{made} changes were counted, not {number}")
 
 
-def boxes(post: Post) -> None:
+def boxes(seat: SampledSeat) -> None:
     """Made, used once and closed, one after the other, over one communicator."""
-    with post.communicator() as comm:
+    with seat.communicator() as comm:
         ones = np.ones(100, np.float32)
-        for todo in post.blocks():
-            for _ in range(todo):
-                with ParameterBox.over(comm, ones, timeout_s=120.0) as shared:
-                    shared.accumulate(ones)
+        for _ in seat.operations():
+            with ParameterBox.over(comm, ones, timeout_s=120.0) as shared:
+                shared.accumulate(ones)

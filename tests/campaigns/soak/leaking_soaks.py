@@ -6,37 +6,34 @@ import os
 import threading
 from collections.abc import Callable
 
-from campaigns.soak.soak_rank import Post
+from campaigns.soak.sampled_seat import SampledSeat
 
 __all__ = ["descriptors", "memory", "threads"]
 
 
-def _run(post: Post, each: Callable[[], object], last: Callable[[], object]) -> None:
+def _run(seat: SampledSeat, each: Callable[[], object], last: Callable[[], object]) -> None:
     """last: done once, before the last tenth."""
-    done = 0
-    for todo in post.blocks():
-        for _ in range(todo):
-            each()
-            done += 1
-            if done == post.count * 3 // 4:
-                last()
+    for number in seat.operations():
+        each()
+        if number + 1 == seat.count * 3 // 4:
+            last()
 
 
-def memory(post: Post) -> None:
+def memory(seat: SampledSeat) -> None:
     """A page each time."""
     kept: list[bytes] = []
-    _run(post, lambda: kept.append(b"x" * (4096 + len(kept) % 2)), lambda: None)
+    _run(seat, lambda: kept.append(b"x" * (4096 + len(kept) % 2)), lambda: None)
 
 
-def descriptors(post: Post) -> None:
+def descriptors(seat: SampledSeat) -> None:
     """One in the end."""
     kept: list[int] = []
-    _run(post, lambda: None, lambda: kept.append(os.open("/dev/null", os.O_RDONLY)))
+    _run(seat, lambda: None, lambda: kept.append(os.open("/dev/null", os.O_RDONLY)))
     os.close(kept[0])
 
 
-def threads(post: Post) -> None:
+def threads(seat: SampledSeat) -> None:
     """One in the end."""
     over = threading.Event()
-    _run(post, lambda: None, threading.Thread(target=over.wait).start)
+    _run(seat, lambda: None, threading.Thread(target=over.wait).start)
     over.set()

@@ -6,7 +6,7 @@ Owns the table. Never imports a program.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["LAYOUTS", "SOAKS", "Layout", "Soak"]
 
@@ -59,84 +59,44 @@ def _counts(node: int, mpi: int, tcp: int) -> dict[str, int]:
     return {f"{by}-{ranks}": of_two[by] * 2 // (2 * ranks - 2) for by in of_two for ranks in (2, 3)}
 
 
+_OFTEN = _counts(10_000_000, 10_000_000, 1_000_000)
+_AT_ONCE = _counts(100_000, 100_000, 100_000)
+_MADE = _counts(10_000, 10_000, 2_000)
+_WRITES = {"node-2": 1_000_000, "tcp-3": 100_000}
+_ARRAYS = {"node-2": 10_000, "mpi-3": 10_000, "tcp-3": 10_000}
+_ROUNDS = {"node-2": 20, "node-3": 10, "mpi-2": 10, "tcp-2": 10}
+_WORKS = {"node-2": 100_000, "node-3": 50_000, "tcp-2": 100_000}
 _TIMED = dict.fromkeys(("node-2", "mpi-2", "tcp-3"), 0)
-_ONE_NODE = {"node-2": 1000, "node-3": 500}
+_LEAKS: dict[str, Any] = {"counts": {"node-2": 1000, "node-3": 500}, "runs": False}
 _ALL = (
-    Soak(
-        *("collectives", "core_soaks:collectives", "small collectives of all kinds, blocking"),
-        _counts(10_000_000, 10_000_000, 1_000_000),
-        least=2000,
-    ),
-    Soak(
-        *("async", "core_soaks:asynchronous", "asynchronous collectives"),
-        _counts(100_000, 100_000, 100_000),
-        least=2000,
-    ),
-    Soak(
-        *("communicators", "core_soaks:communicators", "communicators made, used and closed"),
-        _counts(10_000, 10_000, 2_000),
-    ),
-    Soak(
-        *("splits", "core_soaks:splits", "parts of a communicator made, used and closed"),
-        _counts(10_000, 10_000, 2_000),
-    ),
-    Soak(
-        *("arrays", "core_soaks:arrays", "arrays of Comm.empty made, used and dropped"),
-        {"node-2": 10_000, "mpi-3": 10_000, "tcp-3": 10_000},
-    ),
+    Soak("collectives", "core_soaks:collectives", "small ones, blocking", _OFTEN, 2000),
+    Soak("async", "core_soaks:asynchronous", "asynchronous collectives", _AT_ONCE, 2000),
+    Soak("communicators", "core_soaks:communicators", "made, used and closed", _MADE),
+    Soak("splits", "core_soaks:splits", "parts of a communicator made, used and closed", _MADE),
+    Soak("arrays", "core_soaks:arrays", "arrays of Comm.empty made, used and dropped", _ARRAYS),
     Soak(
         *("open", "core_soaks:opened", "rounds in which 1,000 communicators are open at once"),
-        {"node-2": 20, "node-3": 10, "mpi-2": 10, "tcp-2": 10},
-        least=10,
-        samples=20,
+        *(_ROUNDS, 10, 20),
     ),
-    Soak(
-        *("window", "core_soaks:window", "writes to a NotifiedWindow, each acknowledged"),
-        {"node-2": 1_000_000, "tcp-3": 100_000},
-        least=2000,
-    ),
+    Soak("window", "core_soaks:window", "writes to a window, each acknowledged", _WRITES, 2000),
     Soak(
         *("windows", "core_soaks:windows", "NotifiedWindows made, used and closed"),
         {"node-2": 10_000, "tcp-3": 2_000},
     ),
-    Soak(
-        *("box", "core_soaks:box", "changes and reads of a ParameterBox"),
-        {"node-2": 1_000_000, "tcp-3": 100_000},
-        least=2000,
-    ),
+    Soak("box", "core_soaks:box", "changes and reads of a ParameterBox", _WRITES, 2000),
     Soak(
         *("boxes", "core_soaks:boxes", "ParameterBoxes made, used and closed"),
         {"node-2": 10_000, "tcp-3": 1_000},
     ),
-    Soak(
-        *("works", "torch_soaks:works", "asynchronous works of torch.distributed"),
-        {"node-2": 100_000, "node-3": 50_000, "tcp-2": 100_000},
-        least=2000,
-    ),
+    Soak("works", "torch_soaks:works", "asynchronous works of torch.distributed", _WORKS, 2000),
     Soak(
         *("groups", "torch_soaks:groups", "process groups of torch made, used and destroyed"),
         {"node-2": 2_000, "tcp-3": 1_000},
     ),
-    Soak(
-        *("training", "training_soak:training", "training with PartitionedLoader, for --minutes"),
-        _TIMED,
-    ),
-    Soak(
-        *("leak-memory", "leaking_soaks:memory", "leaks 4 KiB each time: the judge must say so"),
-        _ONE_NODE,
-        least=2000,
-        runs=False,
-    ),
-    Soak(
-        *("leak-descriptors", "leaking_soaks:descriptors", "leaks a descriptor in the end"),
-        _ONE_NODE,
-        runs=False,
-    ),
-    Soak(
-        *("leak-threads", "leaking_soaks:threads", "leaks a thread in the end"),
-        _ONE_NODE,
-        runs=False,
-    ),
+    Soak("training", "training_soak:training", "with PartitionedLoader, for --minutes", _TIMED),
+    Soak("leak-memory", "leaking_soaks:memory", "leaks 4 KiB each time", least=2000, **_LEAKS),
+    Soak("leak-descriptors", "leaking_soaks:descriptors", "leaks one in the end", **_LEAKS),
+    Soak("leak-threads", "leaking_soaks:threads", "leaks a thread in the end", **_LEAKS),
 )
 
 SOAKS = {soak.name: soak for soak in _ALL}

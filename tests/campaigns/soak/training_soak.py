@@ -12,7 +12,7 @@ import torch
 from hsgd.io import CacheOptions, PartitionedLoader
 from torch import nn
 
-from campaigns.soak.soak_rank import Post
+from campaigns.soak.sampled_seat import SampledSeat
 from hsgd import Comm
 
 __all__ = ["training"]
@@ -38,27 +38,27 @@ def _batches(loader: PartitionedLoader) -> Generator[Any, None, None]:
         epoch += 1
 
 
-def training(post: Post) -> None:
+def training(seat: SampledSeat) -> None:
     """Until the time is up; all ranks must have the same weights then."""
-    path = str(post.folder / "data.h5")
+    path = str(seat.folder / "data.h5")
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(_WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    with post.communicator() as comm:
+    with seat.communicator() as comm:
         if comm.rank == 0:
             _write(path)
         comm.barrier()
-        cache = CacheOptions(1 << 20, "comm" if len(set(post.nodes)) > 1 else "files")
+        cache = CacheOptions(1 << 20, "comm" if seat.node_count > 1 else "files")
         loader = PartitionedLoader(path, _BATCH, comm.rank, comm.size, comm=comm, cache=cache)
         batches = _batches(loader)
-        for _ in post.steps_in_time(comm):
+        for _ in seat.steps_in_time(comm):
             batch = next(batches)
             optimizer.zero_grad()
             loss: Any = nn.functional.mse_loss(model(batch["x"]), batch["y"])
             loss.backward()
             _average(model, comm)
             optimizer.step()
-        post.notes["steps per second"] = post.report()["operations"] / post.report()["seconds"]
+        seat.notes["steps per second"] = seat.done / seat.report()["seconds"]
         batches.close()
         loader.close()
         weights = torch.cat([each.detach().flatten() for each in model.parameters()])

@@ -25,6 +25,8 @@ from hypothesis import strategies as st
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
 from hsgd.errors import DataError
 from loaders import loader_of
+from outcomes import told_by
+from toolkit.forked_child import in_forked_child
 
 torch = pytest.importorskip("torch")
 
@@ -400,26 +402,7 @@ def test_a_pickled_loader_refuses_files_that_changed(folder):
         list(pickle.loads(data))
 
 
-def in_fork(action):
-    """The result of action() in a forked child; an exception as its text."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            result = action()
-        except BaseException as error:
-            result = f"{type(error).__name__}: {error}"
-        os.write(write_end, pickle.dumps(result))
-        os._exit(0)
-    os.close(write_end)
-    with open(read_end, "rb") as pipe:
-        data = pipe.read()
-    os.waitpid(child, 0)
-    return pickle.loads(data)
-
-
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("options", [{}, {"chunks": (7,)}])
 def test_a_forked_child_reads_by_itself_while_the_parent_goes_on(tmp_path, options):
     path = write_hdf5(tmp_path / "a.h5", {"number": np.arange(50)}, **options)
@@ -428,14 +411,13 @@ def test_a_forked_child_reads_by_itself_while_the_parent_goes_on(tmp_path, optio
     loader.set_epoch(0)
     iteration = iter(loader)
     first = next(iteration)["number"].tolist()
-    assert in_fork(lambda: (loader.set_epoch(0), numbers(loader))[1]) == expected
-    message = in_fork(lambda: next(iteration))
-    assert message.startswith("RuntimeError: iteration over")
+    assert in_forked_child(lambda: (loader.set_epoch(0), numbers(loader))[1]) == expected
+    kind, message = in_forked_child(lambda: told_by(lambda: next(iteration)))
+    assert kind == "RuntimeError" and message.startswith("iteration over")
     assert "call iter(loader) here" in message
     assert first + numbers(iteration) == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_keeps_no_descriptor_and_its_reader_opens_anew(folder):
     loader = loader_of(folder, 101, as_numpy=True)
     with RowReader(loader._data) as reader:
@@ -449,7 +431,7 @@ def test_a_forked_child_keeps_no_descriptor_and_its_reader_opens_anew(folder):
             reader.read("number", 0, again)
             return kept, again.tolist()
 
-        assert in_fork(look) == ([], out.tolist())
+        assert in_forked_child(look) == ([], out.tolist())
         reader.read("number", 0, out)
 
 

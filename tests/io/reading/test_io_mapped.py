@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from hsgd.io.batches import mapped_batches
 from hdf5_samples import arrays_of, collect, make_ragged_slabs, make_slabs, write_hdf5
 from hsgd.errors import DataError
 from loaders import loader_of
+from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
 
@@ -163,22 +163,11 @@ def test_tensors_can_be_written(folder: Path) -> None:
     assert batch["image"].mul_(0).sum() == 0
 
 
-def _in_child(loader: Any, pipe: Any) -> None:
-    pipe.send(collect(loader)["number"].tolist())
-
-
 def test_a_forked_child_maps_for_itself(folder: Path) -> None:
     loader = loader_of(folder, 7, **MAPPED)
     taken = iter(loader)
     expected = next(taken)["number"].tolist()
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe()
-    child = fork.Process(target=_in_child, args=(loader, theirs))
-    child.start()
-    assert ours.poll(60)
-    numbers = ours.recv()
-    child.join(60)
-    assert child.exitcode == 0
+    numbers = in_forked_child(lambda: collect(loader)["number"].tolist())
     assert numbers[:7] == expected
     assert numbers[7:14] == next(taken)["number"].tolist()
 

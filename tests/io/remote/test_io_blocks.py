@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from hsgd.io.remote.block_files import BlockFiles, DiskOptions
 
 from block_file_programs import BLOCK_BYTES, KEYS, content_of, key_of, open_files
 from tiers import short_form
+from toolkit.processes import kill_soon
 
 FILE_BYTES = BLOCK_BYTES + 68  # with its header
 
@@ -325,20 +325,8 @@ def test_processes_that_are_killed_leave_whole_blocks(folder, attempt):
     path = str(Path(__file__).with_name("block_file_programs.py"))
     for _ in range(3):
         command = [sys.executable, path, folder, str(limit)]
-        started = [
-            subprocess.Popen([*command, str(seed + n)], stdout=subprocess.PIPE, text=True)
-            for n in range(2)
-        ]
-        lines = []
-        for process in started:
-            assert process.stdout.readline() == "begun\n"
-        for process in started:
-            try:  # a moment for what it does until it is killed
-                process.wait(chance.uniform(0, 0.2))
-            except subprocess.TimeoutExpired:
-                process.kill()
-            lines.append(process.communicate()[0])
-        assert lines == ["", ""]
+        both = [[*command, str(seed + n)] for n in range(2)]
+        assert kill_soon(both, "begun", chance, 0.2) == ["", ""]
         assert bytes_in(folder) <= limit
         files = open_files(folder, limit)
         assert not list(Path(folder).glob("tmp-*"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from hsgd.errors import DataError
 from loaders import loader_of
 from ranks import Ranks, meeting_point
 from tiers import short_form
+from toolkit.processes import kill_soon, run_together
 from toolkit.range_server import RangeServer
 
 COUNT, SLABS = 300, 4
@@ -321,24 +321,10 @@ def test_processes_at_once_and_killed_ones_leave_right_samples(server, home, cac
     print(f"seed {seed}")
     chance, limit = random.Random(seed), 6 << 20  # so that blocks come and go
     command = [sys.executable, "-c", READER, f"{server.url}/plain", str(cache), str(limit)]
-
-    def start(epochs):
-        return [
-            subprocess.Popen([*command, str(r), str(epochs)], stdout=subprocess.PIPE, text=True)
-            for r in range(2)
-        ]
-
-    killed = start(1000)
-    for process in killed:
-        assert process.stdout.readline() == "opened\n"
-    for process in killed:
-        try:  # a moment for what it does until it is killed
-            process.wait(chance.uniform(0, 0.5))
-        except subprocess.TimeoutExpired:
-            process.kill()
-        process.communicate()
-    whole = start(2)
-    sums = [process.communicate()[0].split()[1:] for process in whole]
+    kill_soon([[*command, str(rank), "1000"] for rank in range(2)], "opened", chance, 0.5)
+    whole = run_together([[*command, str(rank), "2"] for rank in range(2)], os.environ, 120.0)
+    assert [done.returncode for done in whole] == [0, 0], whole
+    sums = [done.stdout.split()[1:] for done in whole]
     expected = sum(int(batch["x"].sum()) for batch in make(home / "plain", None))
     assert [sum(map(int, epoch)) for epoch in zip(*sums, strict=True)] == [expected] * 2
     assert sum(path.stat().st_size for path in blocks_of(cache)) <= limit

@@ -18,18 +18,10 @@ def original(tmp_path_factory):
 
 
 @pytest.fixture
-def bucket(original, tmp_path, monkeypatch):
+def bucket(original, tmp_path, monkeypatch, credentials):
     """A server of the bucket `bucket`, with the folder as s3://bucket/some/data."""
     shutil.copytree(original, tmp_path / "bucket" / "some" / "data")
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "tests",
-        "AWS_SECRET_ACCESS_KEY": "never-shown",
-        "AWS_DEFAULT_REGION": "eu-west-1",
-        "AWS_CONFIG_FILE": "/dev/null",
-        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     with RangeServer(tmp_path) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         yield server

@@ -42,16 +42,7 @@ def folder(original, tmp_path):
 
 
 @pytest.fixture
-def server(monkeypatch):
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "tests",
-        "AWS_SECRET_ACCESS_KEY": "never-shown",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": "/dev/null",
-        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
+def server(monkeypatch, credentials):
     with MotoServer() as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         s3_client().client.create_bucket(Bucket="bucket")

@@ -7,7 +7,7 @@ function per implementation, in its own order of operations and with its own nam
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from hsgd.optim import LARS
 from hsgd.optim.large_batch.lars_presets import LARS_PRESETS
 
 __all__: list[str] = []
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Array = npt.NDArray[np.float64]
 STEPS = 50
@@ -135,15 +137,6 @@ CASES = [
     )
     if momentum or preset not in ("mlperf", "simclr")  # these always have momentum
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for one another on a busy machine cost more than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def learning_rate(step: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -25,6 +25,8 @@ from ranks import PATIENT, Ranks, Seat, meeting_point
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MOST_RANKS = 4
 STEPS = 5
 
@@ -38,15 +40,6 @@ MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "lars": lambda p: LARS(p, lr=1.0, weight_decay=0.01, trust_coefficient=0.02),
     "lamb": lambda p: LAMB(p, lr=0.01, weight_decay=0.01),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in the ranks: other threads would sum in another order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_model(seed: int = 0) -> nn.Module:
