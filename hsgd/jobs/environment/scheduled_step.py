@@ -17,7 +17,7 @@ from hsgd.jobs.environment.launchers import number
 
 __all__ = ["ScheduledStep", "claim_rank", "pmi_variables", "scheduled_step"]
 
-_claims: dict[tuple[str, int, int], socket.socket] = {}  # by step, rank and process
+_claims: dict[tuple[str, int, int], int] = {}  # descriptors by step, rank and process
 _PMI = ("PMI_RANK", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE")
 
 
@@ -87,7 +87,7 @@ def claim_rank(step: ScheduledStep) -> None:
             "of this one; a process that a rank starts is no rank of the job: unset the "
             "scheduler's variables for it"
         ) from None
-    _claims[key] = claim
+    _claims[key] = claim.detach()
 
 
 def pmi_variables(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -110,14 +110,13 @@ def _connected(step: ScheduledStep, folder: str, timeout_s: float) -> SealedStor
         atexit.register(server.close)
         _publish(step, server, path, owner)
         lines = _Lines.connected("127.0.0.1", server.port)
-        return SealedStore(StepStore(_greeted(lines, step, server.secret)[0]), server.secret)
+        return _sealed(*_greeted(lines, step, server.secret))
     end, pause_s = time.monotonic() + timeout_s, _PAUSE_S
     while True:
         tried: list[str] = []
         for address, port, secret in _places(step, path, tried):
             try:
-                lines, found = _greeted(_Lines.connected(address, port), step, secret)
-                return SealedStore(StepStore(lines), found)
+                return _sealed(*_greeted(_Lines.connected(address, port), step, secret))
             except Exception as error:  # of any kind: a stranger may listen there
                 tried.append(f"{address} port {port} ({error})")
             if time.monotonic() > end:
@@ -126,6 +125,11 @@ def _connected(step: ScheduledStep, folder: str, timeout_s: float) -> SealedStor
             raise about(0, CollectiveTimeout(_lost(step, timeout_s, tried)))
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _sealed(lines: _Lines, secret: str) -> SealedStore:
+    atexit.register(lines.close)
+    return SealedStore(StepStore(lines), secret)
 
 
 def _lost(step: ScheduledStep, timeout_s: float, tried: list[str]) -> str:
