@@ -1,31 +1,30 @@
 """How fast samples reach the training loop: hsgd.io against h5py, DataLoader, WebDataset and more.
 
-Owns the command line, the turns, and the figures. Candidates are in io_candidates.py, the files in
-io_files.py, the packages of peers in io_packages.py. Ranks (io_ranks.py) are processes that stay
-from candidate to candidate, so that start-up does not count.
+Candidates are in io_candidates.py, the files in io_files.py, the packages of peers in
+io_packages.py. Ranks (io_ranks.py) are processes that stay from candidate to candidate, so that
+start-up does not count.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness import report
+from harness.stopping import keeping
 from remote import exchange_study, remote_study
 from studies import io_records
-from studies.io_candidates import CANDIDATES, MEMORY_LIMIT, Candidate, fio_rate
+from studies.io_candidates import CANDIDATES, Candidate, fio_rate
 from studies.io_files import SMALL, DataSet, can_drop_caches, drop_caches, make, warm
-from studies.io_packages import reason_against
+from studies.io_packages import leave_out
 from workers.io_ranks import Ranks
 
 __all__ = ["main"]
@@ -44,15 +43,13 @@ measured by then counts.
 Ratios in the JSON, of rates within this run, above 1 is ahead: CASE is STATE/ORDER/SIZE/RANKS.
 vs_peer/CASE is hsgd.io / the fastest peer in the same order, vs_NAME/CASE / one peer. vs_limit/CASE
 is hsgd.io / preadv of the same bytes into a ring of the same size (warm) or / fio with direct
-sequential reads (cold). ORDER-packed compares those that read Blosc's lz4, ORDER-limited is hsgd.io
-with a memory_limit of 64 MiB, and vs_memory_limit that / the memory that it gained; ORDER-mapped is
-hsgd.io with ReadOptions(mapped=True), against the peers of ORDER. Of opening a
-loader: vs_half_a_second is 0.5 s / the time until its first batch, parses_per_job the files that
-all ranks together opened with HDF5 / the files that there are: 1 is one parse for the job.
+sequential reads (cold). ORDER-packed compares those that read Blosc's lz4; ORDER-mapped is hsgd.io
+with ReadOptions(mapped=True), against the peers of ORDER. Of opening a loader: vs_half_a_second is
+0.5 s / the time until its first batch.
 
 Peers that are not there are installed once, into hsgd's cache: pyfive, h5coro, LitData, SPDL, Grain
-and TensorStore. WebDataset, Streaming and hdf5plugin must be in the environment, and FFCV, which is
-compiled against OpenCV and Numba. Those that cannot be used are named, with the reason.
+and TensorStore. WebDataset, Streaming and hdf5plugin must be in the environment. Those that cannot
+be used are named, with the reason.
 
 --remote measures datasets behind a URL, --exchange slabs of another node, --records token streams
 and tables, with options of their own: --remote --help, and so on.
@@ -92,13 +89,10 @@ class Clock:
 
 
 @dataclass
-class Found:
+class Found(report.Measured):
     """What was measured so far."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
     openings: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # packages, and why
 
 
 def measure(
@@ -165,8 +159,7 @@ def _opening(case: Case, data: DataSet, ranks: Ranks) -> dict[str, Any]:
         "bytes": case.sample_bytes,
         "ranks": case.ranks,
         "files": len(data.files("slabs")),
-        **{name: round(opening[name], 4) for name in ("open_s", "first_s")},
-        "parsed": opening["parsed"],
+        **{name: round(value, 4) for name, value in opening.items()},
     }
 
 
@@ -198,24 +191,19 @@ def ratios(rows: Sequence[dict[str, Any]], openings: Sequence[dict[str, Any]]) -
     for opening in openings:
         size = report.size_label(opening["bytes"])
         case = f"{opening['state']}/{size}/np{opening['ranks']}"
-        found[f"parses_per_job/{case}"] = round(sum(opening["parsed"]) / opening["files"], 3)
         found[f"vs_half_a_second/{case}"] = round(0.5 / opening["first_s"], 2)
+    cases = report.grouped(rows, "state", "bytes", "ranks")
     for own in [row for row in rows if row["kind"] == "hsgd"]:
         variant = own["variant"]
-        where = (own["state"], own["bytes"], own["ranks"])
         size = report.size_label(own["bytes"])
         order = f"{own['order']}-{variant}" if variant else own["order"]
         case = f"{own['state']}/{order}/{size}/np{own['ranks']}"
-        same = [r for r in rows if (r["state"], r["bytes"], r["ranks"]) == where]
+        same = cases[own["state"], own["bytes"], own["ranks"]]
         rivals = "" if variant == "mapped" else variant
         alike = [r for r in same if (r["order"], r["variant"]) == (own["order"], rivals)]
         peers = [r for r in alike if r["kind"] == "peer"]
         wanted = "preadv" if own["state"] == "warm" else "fio"
         limits = [r for r in same if r["candidate"] == wanted and variant != "packed"]
-        if variant == "limited":
-            found[f"vs_memory_limit/{case}"] = round(
-                MEMORY_LIMIT / 2**20 / max(own["peak_mb"], 1.0), 3
-            )
         named = [(f"vs_{r['candidate']}", r) for r in peers] + [("vs_limit", r) for r in limits]
         if peers:
             named.append(("vs_peer", max(peers, key=lambda r: r["samples_per_s"])))
@@ -224,74 +212,40 @@ def ratios(rows: Sequence[dict[str, Any]], openings: Sequence[dict[str, Any]]) -
     return found
 
 
-def tables(doc: dict[str, Any]) -> str:
+def tables(doc: Mapping[str, Any]) -> str:
     """The document as text, a table for each case."""
+    columns: dict[str, Any] = {
+        "candidate": "label",
+        "order": "order",
+        "samples/s": lambda row: f"{row['samples_per_s']:,.0f}",
+        "GB/s": lambda row: f"{row['gb_per_s']:.2f}",
+        "first batch, ms": lambda row: f"{row['first_s'] * 1e3:.0f}" if "first_s" in row else "-",
+        "memory, MB": lambda row: f"{row['peak_mb']:.0f}" if "peak_mb" in row else "-",
+    }
     parts = []
-    rows = doc["results"]
-    cases = {Case(row["state"], row["bytes"], row["ranks"]): None for row in rows}
-    for case in cases:
-        lines = [
-            [
-                row["label"],
-                row["order"],
-                f"{row['samples_per_s']:,.0f}",
-                f"{row['gb_per_s']:.2f}",
-                f"{row['first_s'] * 1e3:.0f}" if "first_s" in row else "-",
-                f"{row['peak_mb']:.0f}" if "peak_mb" in row else "-",
-            ]
-            for row in rows
-            if Case(row["state"], row["bytes"], row["ranks"]) == case
-        ]
-        header = ["candidate", "order", "samples/s", "GB/s", "first batch, ms", "memory, MB"]
-        parts += [str(case), report.table(header, lines)]
+    for case, rows in report.grouped(doc["results"], "state", "bytes", "ranks").items():
+        parts += [str(Case(*case)), report.rows_table(rows, columns)]
     for row in doc["openings"]:
         parts.append(
             f"{Case(row['state'], row['bytes'], row['ranks'])}: opened in "
-            f"{row['open_s'] * 1e3:.0f} ms, first batch after {row['first_s'] * 1e3:.0f} ms; of "
-            f"{row['files']} files the ranks parsed {row['parsed']}"
+            f"{row['open_s'] * 1e3:.0f} ms, first batch after {row['first_s'] * 1e3:.0f} ms"
         )
     return "\n".join(parts)
 
 
-def plot(doc: dict[str, Any], target: Path) -> None:
-    """Bars of GB/s by sample size, for the first state and number of ranks."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    first = doc["results"][0]
-    rows = [
-        r for r in doc["results"] if (r["state"], r["ranks"]) == (first["state"], first["ranks"])
-    ]
-    sizes = sorted({row["bytes"] for row in rows})
-    labels = list(dict.fromkeys(row["label"] for row in rows))
-    figure, axes = pyplot.subplots(figsize=(9, 4.8), layout="constrained")
-    width = 0.8 / len(labels)
-    for number, label in enumerate(labels):
-        points = [(sizes.index(r["bytes"]), r["gb_per_s"]) for r in rows if r["label"] == label]
-        places = [place + (number - len(labels) / 2) * width for place, _ in points]
-        axes.bar(places, [value for _, value in points], width, label=label)
-    axes.set_xticks(range(len(sizes)), [report.size_label(size) for size in sizes])
-    axes.set_yscale("log")
-    axes.set_ylabel("GB/s reaching the loop")
-    axes.set_xlabel(f"bytes per sample, {first['state']}, {first['ranks']} rank(s)")
-    axes.legend(fontsize=8, frameon=False, ncols=2)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+def plot(doc: Mapping[str, Any], target: Path) -> None:
+    """Bars of GB/s, a column for each case."""
+    heights = {"GB/s reaching the loop": lambda row: row["gb_per_s"]}
+    report.plot_bars(doc["results"], target, heights, by=("state", "bytes", "ranks"))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Samples per second from files to the training loop.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Samples per second from files to the training loop.", EPILOG),
+        quick="two sizes, 256 MB, warm, few turns: under a minute",
+        png="plot there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="two sizes, 256 MB, warm, few turns: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot the first state there")
     add("--sizes", nargs="+", metavar="SIZE", help="bytes per sample (3KB 64KB 150KB 4MB)")
     add("--total", type=int, metavar="MB", help="of data, warm (default 1024)")
     add("--cold-total", type=int, metavar="MB", help="of data, cold (default 4096)")
@@ -310,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
-    options = parser.parse_args(argv)
+    options = report.parse(parser, argv)
     quick = options.quick
     try:
         sizes = options.sizes or (["3KB", "64KB"] if quick else ["3KB", "64KB", "150KB", "4MB"])
@@ -351,7 +305,8 @@ def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found
                     if not clock.is_over():
                         case = Case(state, sample_bytes, ranks)
                         measure(case, data, chosen, options, clock, found)
-                        _write(options, found)
+                        if options.json:
+                            report.write_json(options.json, _document(options, found))
                 if options.folder is None:
                     shutil.rmtree(place, ignore_errors=True)
     finally:
@@ -361,40 +316,17 @@ def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found
 
 def usable(chosen: Sequence[Candidate], install: bool, left_out: dict[str, str]) -> list[Candidate]:
     """Those that can read here; packages that the others need go to `left_out`, with the reason."""
-    for name in sorted({name for candidate in chosen for name in candidate.packages()}):
-        if reason := reason_against(name, install):
-            left_out[name] = reason
-            print(f"left out: {name} ({reason})", file=sys.stderr)
+    leave_out(sorted({p for each in chosen for p in each.packages()}), install, left_out)
     return [c for c in chosen if not c.packages() & left_out.keys()]
 
 
-def _write(options: argparse.Namespace, found: Found, stopped: int = 0) -> dict[str, Any]:
-    """The document, into the JSON file too when one is wanted."""
-    settings = {
-        "sizes": options.sizes,
-        "total_mb": options.total,
-        "cold_total_mb": options.cold_total,
-        "rounds": options.rounds,
-        "budget_s": options.budget,
-        "limit_s": options.limit,
-        "copy": options.copy,
-    }
-    meta = {
-        **report.facts("io_throughput"),
-        "settings": settings,
-        "interrupted": bool(stopped),
-    }
-    doc = {
-        "meta": meta,
-        "ratios": ratios(found.rows, found.openings),
-        "left_out": found.left_out,
-        "failures": found.failures,
-        "openings": found.openings,
-        "results": found.rows,
-    }
-    if options.json:
-        report.write_json(options.json, json.loads(json.dumps(doc)))
-    return doc
+def _document(options: argparse.Namespace, found: Found, stopped: int = 0) -> dict[str, Any]:
+    compared = ratios(found.rows, found.openings)
+    return report.document(
+        *("io_throughput", vars(options), compared, found.rows, found.failures, stopped),
+        left_out=found.left_out,
+        openings=found.openings,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -405,27 +337,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = options.candidates or [c.name for c in CANDIDATES if not options.quick or c.quick]
     chosen = [c for c in CANDIDATES if c.name in names]
     found = Found()
-    stopped = 0
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
+    with keeping() as stopped:
         chosen = usable(chosen, options.peers, found.left_out)
         _measure_all(options, chosen, found)
-    except KeyboardInterrupt:
-        stopped = 130
-    except SystemExit as request:
-        stopped = int(request.code or 1)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if stopped:
-        print("interrupted; this is what had been measured", file=sys.stderr)
-    doc = _write(options, found, stopped)
-    if found.rows:
-        print(tables(doc))
-    for line in found.failures:
-        print(f"failed: {line}", file=sys.stderr)
-    if options.png and found.rows:
-        plot(doc, options.png)
-    return stopped or (0 if found.rows else 1)
+    doc = _document(options, found, stopped.code)
+    report.publish(options, doc, tables(doc), plot)
+    return stopped.code or (0 if found.rows else 1)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,13 @@
 """The command line that the benchmarks of collectives share, and what becomes of their figures.
 
-Owns options, the document that goes into the JSON, the tables and the exit code. Never touches
-data: turns.py says how candidates are interleaved, candidates.py what they are.
+turns.py says how candidates are interleaved, candidates.py what they are.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +93,7 @@ class Benchmark:
     candidates: tuple[str, ...] = ()  # unless --candidates names others; empty: all
     span: bool = False  # see MeasurementPlan; takes candidates from C alone
     tables: Callable[[Mapping[str, Any]], str] | None = None  # instead of those of this file
-    plot: Callable[[Path, Path], None] | None = None  # from a JSON file into a PNG
+    plot: Callable[[Mapping[str, Any], Path], None] | None = None  # instead of that of report.py
 
 
 def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
@@ -107,24 +104,17 @@ def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     found = Run()
     with keeping() as stopped:
         measure(plan, found)
-    doc = json.loads(json.dumps(document(benchmark.name, plan, found)))
-    doc["meta"]["interrupted"] = bool(stopped.code)
-    print((benchmark.tables or tables)(doc))
-    with tempfile.TemporaryDirectory() as folder:
-        written = options.json or Path(folder, "results.json")
-        report.write_json(written, doc)
-        if options.png and doc["results"] and benchmark.plot:
-            benchmark.plot(written, options.png)
-        elif options.png and doc["results"]:
-            lower = {(vs, suffix): label for vs, suffix, _, label in SHOWN}
-            report.plot(written, options.png, lower)
+    doc = document(benchmark.name, plan, found, stopped.code)
+    lower = {(vs, suffix): label for vs, suffix, _, label in SHOWN}
+    plot = benchmark.plot or (lambda doc, target: report.plot(doc, target, lower))
+    report.publish(options, doc, (benchmark.tables or tables)(doc), plot)
     if found.any_wrong:
         print("error: results were wrong, see above", file=sys.stderr)
         return 1
     return stopped.code or (0 if doc["results"] else 1)
 
 
-def document(name: str, plan: MeasurementPlan, found: Run) -> dict[str, Any]:
+def document(name: str, plan: MeasurementPlan, found: Run, stopped: int = 0) -> dict[str, Any]:
     """Everything that is known after a run, as it goes into the JSON."""
     rows = found.rows(plan)
     settings = {
@@ -146,27 +136,20 @@ def document(name: str, plan: MeasurementPlan, found: Run) -> dict[str, Any]:
         "pause_before_each_call_s": {c.name: c.cycle_s for c in plan.candidates if c.cycle_s},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_TELLING)},
     }
-    meta = {
-        **report.facts(name),
-        "settings": settings,
-        "machine": found.machine,
-        "launches": found.launches,
-    }
-    return {
-        "meta": meta,
-        "ratios": {**ratios(rows), **setup_ratios(found.setups)},
-        "failures": found.failures,
-        "setup": found.setups,
-        "results": rows,
-    }
+    return report.document(
+        *(name, settings, {**ratios(rows), **setup_ratios(found.setups)}, rows),
+        *(found.failures, stopped),
+        meta={"machine": found.machine, "launches": found.launches},
+        setup=found.setups,
+    )
 
 
 def tables(doc: Mapping[str, Any]) -> str:
     """The document as text for a terminal, a table for each layout and collective."""
     parts = []
-    results = doc["results"]
-    for layout, collective in dict.fromkeys((r["layout"], r["collective"]) for r in results):
-        rows = [r for r in results if (r["layout"], r["collective"]) == (layout, collective)]
+    for (layout, collective), rows in report.grouped(
+        doc["results"], "layout", "collective"
+    ).items():
         title = f"{collective}, {doc['meta']['settings']['layouts'][layout]}"
         parts += [f"{title}, median microseconds per call", _table(rows, doc["ratios"])]
         parts.append(_state(doc["meta"]["machine"].get(layout, {})))
@@ -217,7 +200,7 @@ def _read_arguments(
     benchmark: Benchmark, argv: Sequence[str] | None
 ) -> tuple[MeasurementPlan, argparse.Namespace]:
     parser = _parser(benchmark)
-    options = parser.parse_args(argv)
+    options = report.parse(parser, argv)
     try:
         sizes = [report.read_size(text) for text in options.sizes or ()]
         layouts = _layouts(options, benchmark.quick_ranks if options.quick else benchmark.ranks)
@@ -233,7 +216,6 @@ def _read_arguments(
         parser.error(f"--candidates: of {', '.join(sorted(FROM_C))}")
     if options.limit_s <= 0 or (options.files is not None and options.files < 1):
         parser.error("--limit-s, --files: above 0")
-    report.check_targets(parser, options.json, options.png)
     quick, restored = options.quick, raise_limit()
     plan = MeasurementPlan(
         sizes=tuple(sizes) or (benchmark.quick_sizes if quick else benchmark.sizes),
@@ -258,15 +240,12 @@ def _layouts(options: argparse.Namespace, default: Sequence[int]) -> tuple[JobLa
 def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     known = [c.name for c in CANDIDATES if set(c.collectives) & set(benchmark.collectives)]
     ranks = " ".join(map(str, benchmark.ranks))
-    parser = argparse.ArgumentParser(
-        description=benchmark.about,
-        epilog=f"{EPILOG}\n{benchmark.notes}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *(benchmark.about, f"{EPILOG}\n{benchmark.notes}"),
+        quick="fewer sizes and rounds: under a minute",
+        png="plot the first layout and collective there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer sizes and rounds: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot the first layout and collective there")
     add("--sizes", nargs="+", metavar="SIZE", help="bytes per rank, like 8 64KB 1MB")
     add("--np", nargs="+", type=int, metavar="N", help=f"ranks on one node (default {ranks})")
     add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@1gbit 2+1@10gbit")

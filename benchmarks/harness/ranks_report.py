@@ -1,11 +1,9 @@
-"""Times over the number of ranks of one node, as tables and as a grid of plots.
-
-Owns the form. Never measures: rows and ratios are those of command.py.
+"""Times over the number of ranks of one node, as tables and as a grid of plots, from the rows and
+ratios of command.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 def tables(document: Mapping[str, Any]) -> str:
     """A table for each collective and size, with a line for each number of ranks; the set-up."""
-    results: Rows = document["results"]
     parts = []
-    for collective, nbytes in _cases(results):
-        rows = _of(results, collective, nbytes)
+    for (collective, nbytes), rows in report.grouped(
+        document["results"], "collective", "bytes"
+    ).items():
         what = f"{collective} {_size(collective, nbytes)}".strip()
         parts += [f"{what}, median microseconds per call", _table(rows, document["ratios"])]
     if document["setup"]:
@@ -32,14 +30,6 @@ def tables(document: Mapping[str, Any]) -> str:
             setup_table(document["setup"]),
         ]
     return "\n".join(parts)
-
-
-def _cases(rows: Rows) -> list[tuple[str, int]]:
-    return list(dict.fromkeys((row["collective"], row["bytes"]) for row in rows))
-
-
-def _of(rows: Rows, collective: str, nbytes: int) -> Rows:
-    return [r for r in rows if (r["collective"], r["bytes"]) == (collective, nbytes)]
 
 
 def _size(collective: str, nbytes: int) -> str:
@@ -54,58 +44,41 @@ def _table(rows: Rows, ratios: Mapping[str, float]) -> str:
     for ranks, layout in sorted({(row["ranks"], row["layout"]) for row in rows}):
         cells = [times.get((label, layout)) for label in labels]
         share = ratios.get(f"vs_peer/{case.format(layout)}")
-        lines.append(
-            [
-                str(ranks),
-                *("-" if cell is None else f"{cell:.4g}" for cell in cells),
-                "-" if share is None else f"{share:.2f}",
-            ]
-        )
+        words = ["-" if cell is None else f"{cell:.4g}" for cell in cells]
+        lines.append([str(ranks), *words, "-" if share is None else f"{share:.2f}"])
     return report.table(["ranks", *labels, "ahead"], lines)
 
 
-def plot(source: Path, target: Path) -> None:
-    """Draw a panel for each collective and size from a JSON file into a PNG: times over ranks, both
-    logarithmic. The set-up and the legend stand beside the barrier, which has one size.
+def plot(document: Mapping[str, Any], target: Path) -> None:
+    """Draw a panel for each collective and size: times over ranks, both logarithmic. The set-up and
+    the legend stand beside the barrier, which has one size.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    document = json.loads(source.read_text(encoding="utf-8"))
-    results: Rows = document["results"]
-    collectives = list(dict.fromkeys(row["collective"] for row in results))
-    sizes = sorted({row["bytes"] for row in results if row["collective"] != "barrier"})
+    cases = report.grouped(document["results"], "collective", "bytes")
+    collectives = list(dict.fromkeys(collective for collective, _ in cases))
+    sizes = sorted({nbytes for collective, nbytes in cases if collective != "barrier"})
     lines, columns = len(collectives) + ("barrier" not in collectives), max(4, len(sizes))
-    figure, axes = pyplot.subplots(
-        *(lines, columns),
-        figsize=(3.3 * columns, 2.5 * lines + 0.7),
-        squeeze=False,
-        layout="constrained",
-    )
-    for panels, collective in zip(axes, collectives, strict=False):
-        for panel, nbytes in zip(panels, [0] if collective == "barrier" else sizes, strict=False):
-            rows = _of(results, collective, nbytes)
-            _draw(panel, rows, "median_us", 1)
-            panel.set_title(f"{collective} {_size(collective, nbytes)}".strip(), fontsize=10)
-        panels[0].set_ylabel("median time, µs")
-    below = axes[-1]
-    for panel, key, factor, title in (
-        (below[1], "wall_s", 1, "set-up, seconds"),
-        (below[2], "cpu_s_of_a_rank", 1e3, "set-up, processor ms of a rank"),
-    ):
-        _draw(panel, document["setup"], key, factor)
-        panel.set_title(title, fontsize=10)
-    _goal(below[2], document["setup"])
-    _legend(figure, axes, document)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    size = (3.3 * columns, 2.5 * lines + 0.7)
+    with report.figure(target, lines, columns, size=size) as axes:
+        for panels, collective in zip(axes, collectives, strict=False):
+            shown = [0] if collective == "barrier" else sizes
+            for panel, nbytes in zip(panels, shown, strict=False):
+                _draw(panel, cases.get((collective, nbytes), []), "median_us", 1)
+                panel.set_title(f"{collective} {_size(collective, nbytes)}".strip(), fontsize=10)
+            panels[0].set_ylabel("median time, µs")
+        below = axes[-1]
+        for panel, key, factor, title in (
+            (below[1], "wall_s", 1, "set-up, seconds"),
+            (below[2], "cpu_s_of_a_rank", 1e3, "set-up, processor ms of a rank"),
+        ):
+            _draw(panel, document["setup"], key, factor)
+            panel.set_title(title, fontsize=10)
+        _goal(below[2], document["setup"])
+        _legend(axes, document)
 
 
 def _draw(panel: Any, rows: Rows, key: str, factor: float) -> None:
-    for place, name in enumerate(dict.fromkeys(row["candidate"] for row in rows)):
-        here = sorted((row for row in rows if row["candidate"] == name), key=lambda r: r["ranks"])
+    for place, ((name,), line) in enumerate(report.grouped(rows, "candidate").items()):
+        here = sorted(line, key=lambda row: row["ranks"])
         panel.plot(
             [row["ranks"] for row in here],
             [factor * row[key] for row in here],
@@ -121,7 +94,6 @@ def _draw(panel: Any, rows: Rows, key: str, factor: float) -> None:
     panel.set_xticks(ranks, [str(number) for number in ranks])
     panel.minorticks_off()
     panel.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelsize=8)
 
 
@@ -133,7 +105,7 @@ def _goal(panel: Any, setups: Rows) -> None:
         panel.annotate("goal", (ranks[0], goals[0]), fontsize=8, va="bottom")
 
 
-def _legend(figure: Any, axes: Any, document: Mapping[str, Any]) -> None:
+def _legend(axes: Any, document: Mapping[str, Any]) -> None:
     for panel in axes.flat:
         if not panel.lines:
             panel.set_axis_off()
@@ -144,4 +116,4 @@ def _legend(figure: Any, axes: Any, document: Mapping[str, Any]) -> None:
     last.text(0, 0, text, fontsize=8, transform=last.transAxes, va="bottom")
     host = document["meta"]["host"]
     where = f"{host['cpu']}, {host['cores_usable']} cores, {document['meta']['date'][:10]}"
-    figure.suptitle(f"Collectives of float32 on one node: {where}", fontsize=11)
+    last.figure.suptitle(f"Collectives of float32 on one node: {where}", fontsize=11)

@@ -1,8 +1,7 @@
 """What it takes until collectives can be called: hsgd's communicator, and MPI_Init of each MPI.
 
-Owns the rows of "setup" in the JSON and the goal for them. Never measures: native/worker.c does,
-with a clock and getrusage(), after a barrier for the communicator, from the start of the program
-for MPI_Init, which waits for all ranks to be started.
+native/worker.c measures it, with a clock and getrusage(), after a barrier for the communicator,
+from the start of the program for MPI_Init, which waits for all ranks to be started.
 """
 
 from __future__ import annotations
@@ -71,13 +70,9 @@ def setup_table(rows: Sequence[Mapping[str, Any]]) -> str:
         line = [str(ranks)]
         for name, _, _ in names:
             here = found.get((name, ranks))
-            line += (
-                [f"{here['wall_s']:.3f}", f"{1e3 * here['cpu_s_of_a_rank']:.1f}"]
-                if here
-                else [
-                    "-",
-                    "-",
-                ]
-            )
+            if here:
+                line += [f"{here['wall_s']:.3f}", f"{1e3 * here['cpu_s_of_a_rank']:.1f}"]
+            else:
+                line += ["-", "-"]
         lines.append(line)
     return report.table(header, lines)

@@ -1,8 +1,8 @@
 """Who brings decoded images to the loop: hsgd.io, its peers, and the limits.
 
-Owns the candidates of io_images.py. Each is a generator of one epoch: batches of uint8 tensors of
-SIZE x SIZE pixels of 3 values, and the numbers of the images; the limits give counts. All have two
-threads or two processes. Never takes the time.
+Each candidate is a generator of one epoch: batches of uint8 tensors of SIZE x SIZE pixels of 3
+values, and the numbers of the images; the limits give counts. All have two threads or two
+processes.
 """
 
 from __future__ import annotations

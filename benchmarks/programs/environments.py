@@ -1,6 +1,5 @@
 """Virtual environments of the programs, one for each list of requirements, with hsgd of this tree.
-
-Owns what goes into them. Never changes the environment that this runs in.
+The environment that this runs in stays as it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which programs run, how each is started, and in which environment.
-
-Owns the table. Starts nothing.
-"""
+"""Which programs run, how each is started, and in which environment."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ class Program:
     about: str
     words: Callable[[Path, int], list[str]]
     tolerance: float = 1e-5  # of losses, relative
-    traces: bool = True  # has --trace
     reports: bool = True  # what its workers print arrives
 
     @property
@@ -68,15 +64,11 @@ PROGRAMS = (
     Program("graphsage", "PyG's GraphSAGE with DDP", _torchrun("train.py")),
     Program("dlrm", "torchrec's DLRM, sharded tables", _torchrun("train.py")),
     Program(
-        "ray_train",
-        "Ray Train, dense layers",
-        _python("train.py", "--workers"),
-        reports=False,
+        "ray_train", "Ray Train, dense layers", _python("train.py", "--workers"), reports=False
     ),
     Program(
         "vllm_llama",
         "vLLM, tensor parallel, Llama, one token a step",
         _python("generate.py", "--tensor-parallel", "--shard", str(WORKERS)),
-        traces=False,
     ),
 )

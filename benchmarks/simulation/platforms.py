@@ -133,8 +133,8 @@ class Platform:
         return ["--log=root.thresh:critical", *(f"--cfg={k}:{v}" for k, v in options.items())]
 
 
-def platform(kind: str, nodes: int, link: Link | None = None) -> Platform:
+def platform(kind: str, nodes: int) -> Platform:
     """One of KINDS with one of NODES. ValueError for others."""
     if (kind, nodes) not in _TOPOLOGIES:
         raise ValueError(f"no {kind} of {nodes} nodes; kinds: {KINDS}, nodes: {NODES}")
-    return Platform(kind, nodes, _TOPOLOGIES[kind, nodes], link or Link())
+    return Platform(kind, nodes, _TOPOLOGIES[kind, nodes])

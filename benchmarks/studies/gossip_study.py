@@ -200,8 +200,7 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     that a budget is ahead of others of as many bytes.
     """
     found: dict[str, float] = {}
-    for case in dict.fromkeys(row["case"] for row in results):
-        rows = [row for row in results if row["case"] == case]
+    for (case,), rows in report.grouped(results, "case").items():
         by_name = {row["candidate"]: row for row in rows}
         for every in ("every-step", "every-step-random", "every-step-bf16"):
             suffix = every.removeprefix("every-step").replace("-", "_")

@@ -1,12 +1,12 @@
 """Who reads: hsgd.io, its peers, and the limits; each a generator of batches as torch tensors.
 
-Owns the candidates of io_throughput.py, of which io_peers.py has those with loaders of their own.
-Every one delivers uint8 tensors (samples, sample_bytes) of the samples of one rank; the limits
-deliver bytes without samples. Never takes the time.
+Those with loaders of their own are in io_peers.py. Every one delivers uint8 tensors (samples,
+sample_bytes) of the samples of one rank; the limits deliver bytes without samples.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -24,9 +24,8 @@ from studies import io_peers
 from studies.io_files import BATCH, PACKAGE_OF_FILES, READ_BYTES, DataSet, part
 from studies.io_packages import import_streaming
 
-__all__ = ["CANDIDATES", "MEMORY_LIMIT", "Candidate", "fio_rate"]
+__all__ = ["CANDIDATES", "Candidate", "fio_rate"]
 
-MEMORY_LIMIT = 64 << 20  # of the candidate that keeps to one
 _RING_BYTES = 128 << 20
 
 Batches = Iterator[Any]
@@ -64,8 +63,6 @@ def _hsgd(
         key = (data.folder, kind, shuffle, rank, ranks, how)
         if key not in _loaders:
             batch = min(BATCH, max(1, data.count // ranks))
-            if how is not None and how.memory_limit:  # some batches have to fit besides the windows
-                batch = max(1, min(batch, how.window_bytes // 4 // data.sample_bytes))
             path = data.folder / kind
             _loaders[key] = PartitionedLoader(
                 path, batch, rank, ranks, shuffle, read=how or ReadOptions()
@@ -82,8 +79,7 @@ def _h5py(
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
         import torch
 
-        start, stop = part(data.count, rank, ranks)
-        order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
+        order = io_peers.shuffled(data.count, rank, ranks, epoch)
         with _opened(data, kind) as file:
             dataset = file["data"]
             for low in range(0, len(order), BATCH):
@@ -105,12 +101,8 @@ def _memmap(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Random batches of rows as raw bytes, copied out of the page cache by the loop itself."""
     import torch
 
-    start, stop = part(data.count, rank, ranks)
-    order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
-    with _opened(data, "one.h5") as file:
-        offset = file["data"].id.get_offset()
-    shape = (data.count, data.sample_bytes)
-    rows = np.memmap(data.folder / "one.h5", np.uint8, "r", offset, shape)
+    order = io_peers.shuffled(data.count, rank, ranks, epoch)
+    rows = io_peers.mapped(data)
     for low in range(0, len(order), BATCH):
         yield torch.from_numpy(rows[order[low : low + BATCH]])
 
@@ -126,7 +118,7 @@ def _h5py_slabs(kind: str) -> Callable[[DataSet, int, int, int], Batches]:
         import torch
 
         start, stop = part(data.count, rank, ranks)
-        rows = max(BATCH, READ_BYTES // data.sample_bytes // BATCH * BATCH)
+        rows = io_peers.rows_per_read(data)
         with _opened(data, kind) as file:
             dataset = file["data"]
             for low in range(start, stop, rows):
@@ -164,46 +156,27 @@ def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
 
 
 def _webdataset(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    import torch
     import webdataset
 
     shards = [str(path) for path in data.files("tar")]
     own = shards[rank::ranks] or shards[:1]
     stream = webdataset.WebDataset(own, shardshuffle=False, empty_check=False).shuffle(1000)
-    rows = []
-    for sample in stream:
-        rows.append(np.frombuffer(sample["bin"], np.uint8))
-        if len(rows) == BATCH:
-            yield torch.from_numpy(np.stack(rows))
-            rows = []
+    yield from _in_batches(np.frombuffer(sample["bin"], np.uint8) for sample in stream)
 
 
 def _streaming(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    import torch
-
     stream = import_streaming().StreamingDataset(
         local=str(data.folder / "mds"), shuffle=True, batch_size=BATCH
     )
-    rows = []
-    for sample in stream:
-        rows.append(np.frombuffer(sample["x"], np.uint8))
-        if len(rows) == BATCH:
-            yield torch.from_numpy(np.stack(rows))
-            rows = []
+    yield from _in_batches(np.frombuffer(sample["x"], np.uint8) for sample in stream)
 
 
-def _ffcv(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    """As its documentation has it; it was not there to be tried."""
-    from ffcv.fields.bytes import BytesDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import ToTensor
+def _in_batches(rows: Iterator[np.ndarray]) -> Batches:
+    """Whole batches of single rows."""
+    import torch
 
-    stream = Loader(
-        str(data.folder / "beton"), BATCH, num_workers=1, os_cache=True, order=OrderOption.RANDOM,
-        seed=epoch, indices=np.arange(*part(data.count, rank, ranks)), drop_last=False,
-        pipelines={"x": [BytesDecoder(), ToTensor()]},
-    )  # fmt: skip
-    return (batch for batch, *_ in stream)
+    while len(batch := list(itertools.islice(rows, BATCH))) == BATCH:
+        yield torch.from_numpy(np.stack(batch))
 
 
 _rings: dict[str, mmap.mmap] = {}
@@ -252,13 +225,9 @@ def fio_rate(data: DataSet) -> float | None:
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
-_LIMITED = ReadOptions(memory_limit=MEMORY_LIMIT, window_bytes=16 << 20, threads=2)
-
 CANDIDATES = (
     Candidate("hsgd", "hsgd.io", "hsgd", "block", "slabs", _hsgd("block")),
     Candidate("hsgd-order", "hsgd.io in order", "hsgd", "in-order", "slabs", _hsgd("none")),
-    Candidate("hsgd-limited", "hsgd.io, limited", "hsgd", "block", "slabs",
-              _hsgd("block", how=_LIMITED), False, "limited"),
     Candidate("hsgd-mapped", "hsgd.io, mapped", "hsgd", "in-order", "one.h5",
               _hsgd("none", "one.h5", ReadOptions(mapped=True)), True, "mapped"),
     Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py(_one_by_one)),
@@ -269,7 +238,6 @@ CANDIDATES = (
     Candidate("loader-2", "DataLoader 2", "peer", "block", "one.h5", _data_loader(2), False),
     Candidate("webdataset", "WebDataset", "peer", "block", "tar", _webdataset),
     Candidate("streaming", "Streaming", "peer", "block", "mds", _streaming),
-    Candidate("ffcv", "FFCV", "peer", "block", "beton", _ffcv),
     Candidate("pyfive-fancy", "pyfive fancy", "peer", "block", "one.h5",
               io_peers.pyfive_fancy, False, package="pyfive"),
     Candidate("h5coro-rows", "h5coro rows", "peer", "block", "chunked.h5",

@@ -1,8 +1,7 @@
 """The packages of the peers of hsgd.io: what they need, where they come from, whether they work.
 
-Owns what pip puts, once, into a folder of hsgd's cache for each package that the environment does
-not have: what is named here and nothing that it asks for besides, so torch and NumPy stay those
-that are here. Never changes the environment that benchmarks run in.
+Pip puts, once, into a folder of hsgd's cache for each package that the environment does not have
+what is named here and nothing that it asks for besides, so torch and NumPy stay what they are.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ import importlib
 import importlib.util
 import site
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from harness import installing
 
-__all__ = ["PACKAGES", "Package", "import_streaming", "reason_against"]
+__all__ = ["PACKAGES", "Package", "import_streaming", "leave_out", "reason_against"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class Package:
 
 
 PACKAGES = {
-    "ffcv": Package(("ffcv",)),  # it comes as source, for OpenCV and Numba
     "grain": Package(
         ("grain", "array_record.python.array_record_module"),
         ("grain==0.2.18", "array_record==0.8.6", "absl-py", "cloudpickle", "etils", "portpicker",
@@ -87,6 +86,14 @@ def reason_against(name: str, install: bool = False) -> str:
         importlib.invalidate_caches()
         reason = _import(package)
     return reason
+
+
+def leave_out(names: Iterable[str], install: bool, left_out: dict[str, str]) -> None:
+    """Put packages that cannot be used into `left_out`, with the reason, and tell it."""
+    for name in names:
+        if reason := reason_against(name, install):
+            left_out[name] = reason
+            print(f"left out: {name} ({reason})", file=sys.stderr)
 
 
 def _import(package: Package) -> str:

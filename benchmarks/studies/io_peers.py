@@ -1,8 +1,6 @@
 """How LitData, Grain, SPDL, TensorStore, pyfive and h5coro read, each as its documentation has it.
 
-Owns one reader for each, a generator of batches as torch tensors, and what stays open between two
-turns. Where a package leaves the choice (threads, processes, rows per read), it is what was fastest
-here. Never takes the time.
+Where a package leaves the choice (threads, processes, rows per read), it is what was fastest here.
 """
 
 from __future__ import annotations
@@ -25,8 +23,11 @@ __all__ = [
     "h5coro_rows",
     "h5coro_slabs",
     "litdata_stream",
+    "mapped",
     "pyfive_fancy",
     "pyfive_slabs",
+    "rows_per_read",
+    "shuffled",
     "spdl_rows",
     "spdl_slabs",
     "tensorstore_rows",
@@ -42,16 +43,18 @@ Batches = Iterator[Any]
 _kept: dict[tuple[Any, ...], Any] = {}
 
 
-def _order(count: int, rank: int, ranks: int, epoch: int) -> np.ndarray:
+def shuffled(count: int, rank: int, ranks: int, epoch: int) -> np.ndarray:
     """The rows of this rank, shuffled."""
     return np.random.default_rng(epoch).permutation(np.arange(*part(count, rank, ranks)))
 
 
-def _rows_per_read(data: DataSet) -> int:
+def rows_per_read(data: DataSet) -> int:
+    """Of peers that read many at once."""
     return max(BATCH, READ_BYTES // data.sample_bytes // BATCH * BATCH)
 
 
-def _mapped(data: DataSet) -> np.memmap[Any, Any]:
+def mapped(data: DataSet) -> np.memmap[Any, Any]:
+    """The rows of one.h5 as they lie in the file."""
     with h5py.File(data.folder / "one.h5", "r") as file:
         offset = file["data"].id.get_offset()
     shape = (data.count, data.sample_bytes)
@@ -63,7 +66,7 @@ def pyfive_fancy(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     import pyfive
     import torch
 
-    order = _order(data.count, rank, ranks, epoch)
+    order = shuffled(data.count, rank, ranks, epoch)
     with pyfive.File(data.folder / "one.h5") as file:
         dataset = file["data"]
         for low in range(0, len(order), BATCH):
@@ -76,7 +79,7 @@ def pyfive_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     import torch
 
     start, stop = part(data.count, rank, ranks)
-    rows = _rows_per_read(data)
+    rows = rows_per_read(data)
     with pyfive.File(data.folder / "one.h5") as file:
         dataset = file["data"]
         for low in range(start, stop, rows):
@@ -107,7 +110,7 @@ def h5coro_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     import torch
 
     read, count = _h5coro_reader(data)
-    order = _order(count, rank, ranks, epoch)
+    order = shuffled(count, rank, ranks, epoch)
     for low in range(0, len(order), BATCH):
         rows = [read(row, row + 1) for row in order[low : low + BATCH].tolist()]
         yield torch.from_numpy(np.concatenate(rows))
@@ -119,7 +122,7 @@ def h5coro_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 
     read, count = _h5coro_reader(data)
     start, stop = part(count, rank, ranks)
-    rows = _rows_per_read(data)
+    rows = rows_per_read(data)
     for low in range(start, stop, rows):
         yield from torch.from_numpy(read(low, min(low + rows, stop))).split(BATCH)
 
@@ -164,11 +167,11 @@ def spdl_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its threads copy shuffled rows out of the mapped file, some batches at a time."""
     import torch
 
-    order = _order(data.count, rank, ranks, epoch)
-    mapped = _mapped(data)
-    rows = _rows_per_read(data)
+    order = shuffled(data.count, rank, ranks, epoch)
+    file = mapped(data)
+    rows = rows_per_read(data)
     parts = [order[low : low + rows] for low in range(0, len(order), rows)]
-    return _spdl(parts, lambda part: torch.from_numpy(mapped[part]), "completion")
+    return _spdl(parts, lambda part: torch.from_numpy(file[part]), "completion")
 
 
 def spdl_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
@@ -176,8 +179,8 @@ def spdl_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     import torch
 
     start, stop = part(data.count, rank, ranks)
-    offset = _mapped(data).offset
-    rows = _rows_per_read(data)
+    offset = mapped(data).offset
+    rows = rows_per_read(data)
     descriptor = os.open(data.folder / "one.h5", os.O_RDONLY)
 
     def read(low: int) -> Any:
@@ -209,9 +212,9 @@ def grain_batches(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     import grain
     import torch
 
-    mapped = _mapped(data)
+    file = mapped(data)
     rows = grain.MapDataset.range(*part(data.count, rank, ranks)).seed(epoch).shuffle()
-    batches = rows.batch(BATCH).map(lambda indices: mapped[indices])
+    batches = rows.batch(BATCH).map(lambda indices: file[indices])
     for batch in batches.to_iter_dataset(grain.ReadOptions(0, 0)):
         yield torch.from_numpy(batch)
 
@@ -235,10 +238,10 @@ def grain_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     import torch
 
     start, stop = part(data.count, rank, ranks)
-    mapped = _mapped(data)
-    rows = _rows_per_read(data)
+    file = mapped(data)
+    rows = rows_per_read(data)
     lows = grain.MapDataset.range(start, stop, rows)
-    slabs = lows.map(lambda low: np.array(mapped[low : min(low + rows, stop)]))
+    slabs = lows.map(lambda low: np.array(file[low : min(low + rows, stop)]))
     for slab in slabs.to_iter_dataset(grain.ReadOptions(_THREADS, _AHEAD)):
         yield from torch.from_numpy(slab).split(BATCH)
 
@@ -270,7 +273,7 @@ def tensorstore_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batche
     import torch
 
     array = _zarr(data, "zarr-rows", {"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-    order = _order(array.shape[0], rank, ranks, epoch)
+    order = shuffled(array.shape[0], rank, ranks, epoch)
     batches = (order[low : low + BATCH] for low in range(0, len(order), BATCH))
     for found in _in_turn((array[rows].read() for rows in batches), _AHEAD):
         yield torch.from_numpy(found)

@@ -1,13 +1,10 @@
-"""How fast two usual kinds of records reach the loop: token streams, and tables of 39 columns.
-
-Owns the command line of `io_throughput.py --records`, the files, the readers, the turns and the
-figures. All candidates run in this process, in turns; peers are fetched by io_packages.py.
+"""How fast two usual kinds of records reach the loop: token streams, and tables of 39 columns:
+`io_throughput.py --records`. All candidates run in this process, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import importlib.util
 import statistics
@@ -26,8 +23,8 @@ from hsgd.io import PartitionedLoader, convert_to_slabs
 from harness import report
 from harness.stopping import keeping
 from studies.io_candidates import CANDIDATES
-from studies.io_files import DataSet
-from studies.io_packages import reason_against
+from studies.io_files import DataSet, write_litdata
+from studies.io_packages import leave_out
 
 __all__ = ["main"]
 
@@ -82,19 +79,15 @@ def make_tokens(folder: Path, total_bytes: int, peers: Sequence[str]) -> None:
     documents = np.split(tokens, np.cumsum(lengths)[:-1])
     convert_to_slabs({"tokens": documents}, folder / "slabs")
     if "litdata" in peers:
-        import litdata
         from litdata.streaming.item_loader import TokensLoader
 
-        with contextlib.redirect_stdout(sys.stderr):
-            litdata.optimize(
-                functools.partial(_tokens_of, str(folder / "tokens.bin")),
-                [(low, low + (1 << 20)) for low in range(0, len(tokens), 1 << 20)],
-                str(folder / "litdata"),
-                chunk_size=(WINDOW * 16384),
-                item_loader=TokensLoader(),
-                num_workers=1,
-                reorder_files=False,
-            )
+        write_litdata(
+            folder / "litdata",
+            functools.partial(_tokens_of, str(folder / "tokens.bin")),
+            [(low, low + (1 << 20)) for low in range(0, len(tokens), 1 << 20)],
+            chunk_size=WINDOW * 16384,
+            item_loader=TokensLoader(),
+        )
 
 
 def _tokens_of(path: str, span: tuple[int, int]) -> Any:
@@ -135,14 +128,7 @@ def _hsgd(kind: str, shuffle: str) -> Callable[[Path, int, int], Batches]:
         key = (folder, kind, shuffle, batch)
         if key not in _loaders:
             pack = WINDOW if kind == "tokens" else None
-            _loaders[key] = PartitionedLoader(
-                folder / "slabs",
-                batch,
-                rank=0,
-                world_size=1,
-                shuffle=shuffle,  # type: ignore[arg-type]
-                pack=pack,
-            )
+            _loaders[key] = PartitionedLoader(folder / "slabs", batch, 0, 1, shuffle, pack=pack)
         _loaders[key].set_epoch(epoch)
         names = ["tokens"] if kind == "tokens" else _COLUMNS
         for found in _loaders[key]:
@@ -304,16 +290,13 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="io_throughput.py --records",
-        description="Bytes per second of token streams and of tables, to the training loop.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Bytes per second of token streams and of tables, to the training loop.", EPILOG),
+        quick="32 MB, two short turns",
+        program="io_throughput.py --records",
     )
     add = parser.add_argument
     add("--records", action="store_true", help="this benchmark")
-    add("--quick", action="store_true", help="32 MB, two short turns")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
     kinds = list(_DEFAULT_BATCHES)
     add("--kinds", nargs="+", choices=kinds, default=kinds, help="default: both")
     add("--batches", nargs="+", type=int, metavar="N", help="sizes (tokens 64 512, table 4096)")
@@ -325,12 +308,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _left_out(install: bool) -> dict[str, str]:
-    reasons = {"litdata": reason_against("litdata", install)}
+    found: dict[str, str] = {}
+    leave_out(["litdata"], install, found)
     if importlib.util.find_spec("pyarrow") is None:
-        reasons["parquet"] = "pip install 'hsgd[convert]'"
-    found = {name: reason for name, reason in reasons.items() if reason}
-    for name, reason in found.items():
-        print(f"left out: {name} ({reason})", file=sys.stderr)
+        found["parquet"] = "pip install 'hsgd[convert]'"
+        print(f"left out: parquet ({found['parquet']})", file=sys.stderr)
     return found
 
 
@@ -338,9 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
     interrupted: what had been measured is shown and written.
     """
-    parser = _parser()
-    options = parser.parse_args(argv)
-    report.check_targets(parser, options.json)
+    options = report.parse(_parser(), argv)
     total = (options.total or (_QUICK_MB if options.quick else _USUAL_MB)) << 20
     options.rounds = options.rounds or (2 if options.quick else 5)
     found = report.Measured(left_out=_left_out(options.peers))
@@ -354,14 +334,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for batch in options.batches or _DEFAULT_BATCHES[kind]:
                 measure(kind, batch, folder, options, found)
     compared = ratios(found.rows)
-    columns = {
-        "kind": "kind",
-        "batch": "batch",
-        "candidate": "candidate",
-        "order": "order",
-        "GB/s": "gb_per_s",
-        "CPU s/GB": "cpu_s_per_gb",
-    }
+    columns = {name: name for name in ("kind", "batch", "candidate", "order")}
+    columns |= {"GB/s": "gb_per_s", "CPU s/GB": "cpu_s_per_gb"}
     code = report.finish("io_records", options, found, compared, columns, stopped.code)
     print("  ".join(f"{case}: {ratio}" for case, ratio in compared.items()))
     return code

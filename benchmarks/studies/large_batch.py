@@ -1,18 +1,14 @@
 """Accuracy against the size of the batch: SGD and LARS, each with its own tuned learning rate,
 after the same number of epochs.
 
-Owns the small classifier, the search for the learning rate, and the pairing by seed. Never times
-anything.
+Nothing is timed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -168,48 +164,37 @@ def _row(plan: TrainingPlan, images: int, inside: bool, values: list[float]) -> 
     }
 
 
-def plot(document: dict[str, Any], target: Path) -> None:
+def plot(document: Mapping[str, Any], target: Path) -> None:
     """Mean and worst accuracy over the batch."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for name, colour in (("sgd", "#bbbbbb"), ("lars", "#4292c6")):
-        rows = [row for row in document["results"] if row["candidate"] == name]
-        sizes = [row["batch"] for row in rows]
-        axes.plot(sizes, [row["accuracy"] for row in rows], "-o", color=colour, label=name)
-        worst = [row["worst"] for row in rows]
-        axes.plot(sizes, worst, ":", color=colour, label=f"{name}, worst seed")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.minorticks_off()
-    axes.set_xlabel(f"batch; {document['meta']['settings']['epochs']} epochs")
-    axes.set_ylabel("test accuracy, %")
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    with report.figure(target, size=(7, 4)) as ((axes,),):
+        for name, colour in (("sgd", "#bbbbbb"), ("lars", "#4292c6")):
+            rows = [row for row in document["results"] if row["candidate"] == name]
+            sizes = [row["batch"] for row in rows]
+            axes.plot(sizes, [row["accuracy"] for row in rows], "-o", color=colour, label=name)
+            worst = [row["worst"] for row in rows]
+            axes.plot(sizes, worst, ":", color=colour, label=f"{name}, worst seed")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel(f"batch; {document['meta']['settings']['epochs']} epochs")
+        axes.set_ylabel("test accuracy, %")
+        axes.legend(fontsize=8, frameon=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="lars.py --accuracy",
-        description="Compare the accuracy of SGD and LARS against the size of the batch.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Compare the accuracy of SGD and LARS against the size of the batch.", EPILOG),
+        quick="two batches, 3 seeds, few rates: under a minute",
+        png="plot the accuracies there",
+        program="lars.py --accuracy",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="two batches, 3 seeds, few rates: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot the accuracies there")
     add("--batches", nargs="+", type=int, metavar="N", help="default: 64 to 1024, and all images")
     add("--seeds", type=int, help="pairs (default 20)")
     add("--epochs", type=int, default=30, help="of each training (default 30)")
     add("--rates", type=int, help=f"learning rates that are tried at most (default {MOST_RATES})")
-    options = parser.parse_args(argv)
+    options = report.parse(parser, argv)
     everything = len(load()[0].label)
     chosen = [256, everything] if options.quick else [64, 128, 256, 512, 1024, everything]
     batches = [min(batch, everything) for batch in options.batches or chosen]
@@ -217,36 +202,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     rates = options.rates or (5 if options.quick else MOST_RATES)
     if min(*batches, seeds, options.epochs, rates) < 1:
         parser.error("--batches, --seeds, --epochs and --rates: 1 or more")
-    report.check_targets(parser, options.json, options.png)
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     with keeping() as stopped:
         compare(batches, seeds, options.epochs, rates, rows)
     settings = {"seeds": seeds, "epochs": options.epochs, "rates": rates, **SHARED}
-    document = {
-        "meta": {
-            **report.facts("large_batch"),
-            "settings": settings,
-            "interrupted": bool(stopped.code),
-        },
-        "ratios": {f"difference/{r['batch']}": r["difference"] for r in rows if "difference" in r},
-        "failures": [
-            f"batch {row['batch']}, {row['candidate']}: the best learning rate, {row['lr']:g}, is "
-            "the last that was tried"
-            for row in rows
-            if not row["lr_has_worse_neighbours"]
-        ],
-        "results": rows,
-    }
-    _show(document)
-    if options.json:
-        report.write_json(options.json, json.loads(json.dumps(document)))
-    if options.png and rows:
-        plot(document, options.png)
+    failures = [
+        f"batch {row['batch']}, {row['candidate']}: the best learning rate, {row['lr']:g}, is the "
+        "last that was tried"
+        for row in rows
+        if not row["lr_has_worse_neighbours"]
+    ]
+    ratios = {f"difference/{r['batch']}": r["difference"] for r in rows if "difference" in r}
+    document = report.document("large_batch", settings, ratios, rows, failures, stopped.code)
+    report.publish(options, document, table(document), plot)
     return stopped.code
 
 
-def _show(document: dict[str, Any]) -> None:
+def table(document: Mapping[str, Any]) -> str:
+    """A line for each batch."""
     lines = []
     rows = document["results"]
     for sgd, lars in zip(rows[::2], rows[1::2], strict=True):
@@ -260,7 +234,5 @@ def _show(document: dict[str, Any]) -> None:
             ]
         )
     header = ["batch", "steps", "SGD (worst)", "LARS (worst)", "LARS - SGD", "lr of SGD", "of LARS"]
-    print(f"test accuracy, %, mean over {document['meta']['settings']['seeds']} seeds")
-    print(report.table(header, lines))
-    for line in document["failures"]:
-        print(line, file=sys.stderr)
+    seeds = document["meta"]["settings"]["seeds"]
+    return f"test accuracy, %, mean over {seeds} seeds\n" + report.table(header, lines)

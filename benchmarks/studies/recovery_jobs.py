@@ -1,8 +1,4 @@
-"""Elastic jobs of recovery_worker.py, and the harm that is done to their ranks.
-
-Owns the command, the choice of victims, the signals, and the reading of what ranks noted. What it
-means is recovery_figures.py's to say.
-"""
+"""Elastic jobs of recovery_worker.py, the harm that is done to their ranks, and their notes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 """Elastic training under random faults: what a fault costs, and what is learned in spite of them.
 
-Owns the command line, the order of trainings and the document. `training.py --faults` is its front.
+`training.py --faults` is its front.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -70,15 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if options.json:
                     report.write_json(options.json, _document(options, rows, failures, 0))
     document = _document(options, rows, failures, stopped.code)
-    print(figures.tables(rows))
-    for name, value in document["ratios"].items():
-        print(f"{name}: {value:g}")
-    for line in failures:
-        print(f"error: {line}", file=sys.stderr)
-    if options.json:
-        report.write_json(options.json, document)
-    if options.png and any(row["candidate"] == "disturbed" for row in rows):
-        figures.plot(json.loads(json.dumps(document)), options.png)
+    text = [figures.tables(rows), *(f"{k}: {v:g}" for k, v in document["ratios"].items())]
+    report.publish(options, document, "\n".join(text), figures.plot)
     return stopped.code or int(bool(failures) or not rows)
 
 
@@ -150,29 +142,19 @@ def _rounded(cost: dict[str, Any]) -> dict[str, Any]:
 def _document(
     options: argparse.Namespace, rows: list[dict[str, Any]], failures: list[str], code: int
 ) -> dict[str, Any]:
-    left_out = ("json", "png", "layouts")
-    settings = {name: value for name, value in vars(options).items() if name not in left_out}
-    settings["layouts"] = {layout.name: str(layout) for layout in options.layouts}
-    facts = report.facts("training --faults")
-    return {
-        "meta": {**facts, "settings": settings, "interrupted": bool(code)},
-        "ratios": figures.ratios(rows),
-        "failures": list(failures),
-        "results": list(rows),
-    }
+    settings = {**vars(options), "layouts": {n.name: str(n) for n in options.layouts}}
+    found = (figures.ratios(rows), rows, failures, code)
+    return report.document("training --faults", settings, *found)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *(__doc__.splitlines()[0], EPILOG),
+        quick="digits once, a fault each 2 s: under a minute",
+        png="plot faults and scores there",
     )
     add = parser.add_argument
     add("--faults", action="store_true", help="this study")
-    add("--quick", action="store_true", help="digits once, a fault each 2 s: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there, after each training")
-    add("--png", type=Path, metavar="FILE", help="plot faults and scores there")
     add("--tasks", nargs="+", choices=list(SAMPLES), help="which (default: both)")
     add("--layouts", nargs="+", metavar="LAYOUT", help="like np4 2x2@1gbit (default np4 2x2)")
     add(
@@ -182,7 +164,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--timeout", type=float, default=5.0, metavar="S", help="HSGD_TIMEOUT_S (default 5)")
     add("--epochs", type=int, help=f"of a training (default: {EPOCHS})")
     add("--seeds", type=int, help="trainings at most (default: as many as the time allows)")
-    options = parser.parse_args(argv)
+    options = report.parse(parser, argv)
     quick = options.quick
     options.tasks = options.tasks or (["digits"] if quick else list(SAMPLES))
     options.minutes = options.minutes or (0.5 if quick else 10.0)
@@ -190,16 +172,14 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options.seeds = options.seeds or (1 if quick else 10**6)
     names = options.layouts or (["np4"] if quick else ["np4", "2x2"])
     try:
-        options.layouts = [_layout(name) for name in names]
+        options.layouts = [
+            on_one_node(int(name[2:])) if name.startswith("np") else read_layout(name)
+            for name in names
+        ]
     except ValueError as error:
         parser.error(str(error))
     if min(options.minutes, options.every, options.timeout, options.seeds) <= 0:
         parser.error("--minutes, --every, --timeout, --seeds: above 0")
     if options.epochs is not None and options.epochs < 1:
         parser.error("--epochs: 1 or more")
-    report.check_targets(parser, options.json, options.png)
     return options
-
-
-def _layout(name: str) -> JobLayout:
-    return on_one_node(int(name[2:])) if name.startswith("np") else read_layout(name)

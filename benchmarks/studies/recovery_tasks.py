@@ -1,7 +1,4 @@
-"""What recovery_worker.py trains on: scikit-learn's digits, and Python's own sources as characters.
-
-Owns the files of samples and the split into training and test. Never downloads anything.
-"""
+"""What recovery_worker.py trains on: scikit-learn's digits, and characters of Python's sources."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
 """The ranks of elastic.py: the box against copies and sums of the same bytes, pushes over a link,
 training steps under each candidate and what they are made of.
 
-Owns the candidates and the check that results are right; those of accuracy are elastic_study.py's.
-Rank 0 writes what was measured into the file that it is told.
+Checks that results are right; accuracy is elastic_study.py's. Plan: the part, and the options of
+elastic.py that are for it.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import math
 import os
 import statistics
@@ -26,8 +24,9 @@ from torch import nn
 from harness.shapes import MODELS
 from hsgd import Comm, ParameterBox
 from hsgd.optim import ElasticAveraging
-from studies.elastic_study import METHODS, study
+from studies.elastic_study import study
 from workers.plain_tcp import PlainTcp
+from workers.serving import read_plan, write_result
 
 __all__: list[str] = []
 
@@ -258,10 +257,8 @@ def step_times(comm: Comm, options: Any) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"part": "steps", "candidate": name, "bytes": nbytes}
         row["s"] = seconds[name]
         if isinstance(stepper, Elastic):
-            metrics, done = (
-                stepper.optimizer.metrics(),
-                max(1, stepper.optimizer.metrics().exchanges),
-            )
+            metrics = stepper.optimizer.metrics()
+            done = max(1, metrics.exchanges)
             row["of_an_exchange_s"] = {
                 "wait": metrics.wait_s / done,
                 "read_and_mix": metrics.mix_s / done,
@@ -333,37 +330,13 @@ def slow_worker(comm: Comm, options: Any) -> list[dict[str, Any]]:
                 found.append(1 / slowest(comm, 0.0 if slow else own))
         comm.barrier()
         stepper.close()
-        rows.append(
-            {
-                "part": "slow",
-                "candidate": name,
-                "undisturbed": rates[1],
-                "disturbed": rates[3],
-            }
-        )
+        row = {"part": "slow", "candidate": name}
+        rows.append({**row, "undisturbed": rates[1], "disturbed": rates[3]})
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("part", choices=("box", "push", "steps", "models", "slow", "study"))
-    parser.add_argument("--bytes", type=int, default=16 << 20)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--interval", type=int, default=1)
-    parser.add_argument("--compute-s", type=float, default=0.01)
-    parser.add_argument("--model", choices=MODELS, default="small")
-    parser.add_argument("--busy", action="store_true")
-    parser.add_argument("--skew", action="store_true")
-    parser.add_argument("--candidates", nargs="+", choices=(*STEPPERS, *METHODS), default=[])
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--moving-rate", type=float)
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--pace-ms", type=float, default=0.0)
-    options = parser.parse_args()
-    Plain.busy = options.busy
+    options = read_plan()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     comm = Comm()
     parts = {
@@ -376,7 +349,7 @@ def main() -> None:
     }
     rows = parts[options.part]()
     if comm.rank == 0:
-        options.out.write_text(json.dumps(rows))
+        write_result(rows)
     comm.close()
 
 

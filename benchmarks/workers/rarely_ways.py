@@ -1,7 +1,7 @@
 """The ways of communicating that rarely.py compares, by name: hsgd's, DDP over gloo and torchft.
 
-Owns the settings of each way. Never trains. DDP and torchft meet over gloo; torchft's DiLoCo runs
-without its servers, so it is its rule and its allreduces that are measured, not its quorums.
+DDP and torchft meet over gloo; torchft's DiLoCo runs without its servers, so it is its rule and its
+allreduces that are measured, not its quorums.
 """
 
 from __future__ import annotations
@@ -75,11 +75,8 @@ class _DDP:
 
     def __init__(self, adamw: Any, net: nn.Module, comm: Comm, steps: int) -> None:
         self.forward = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
-        self.param_groups, self.step, self.zero_grad = (
-            adamw.param_groups,
-            adamw.step,
-            adamw.zero_grad,
-        )
+        self.param_groups = adamw.param_groups
+        self.step, self.zero_grad = adamw.step, adamw.zero_grad
 
 
 class _Averages:
@@ -119,11 +116,8 @@ class _TorchFT:
             _Averages(comm.size), [net], adamw, outer, sync_every=30, pin_memory=False
         )
         self._theirs.__enter__()
-        self.param_groups, self.step, self.zero_grad = (
-            adamw.param_groups,
-            adamw.step,
-            adamw.zero_grad,
-        )
+        self.param_groups = adamw.param_groups
+        self.step, self.zero_grad = adamw.step, adamw.zero_grad
 
     @contextlib.contextmanager
     def at_outer_weights(self) -> Iterator[None]:

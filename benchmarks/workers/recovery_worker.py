@@ -1,8 +1,7 @@
 """One rank of an elastic training that faults disturb: digits, or a small GPT over characters.
 
-Owns the models, the loop, and the file in which the rank notes when it entered the training and
-ended each step. Ranks that are left share the batch. Never harms a rank: studies/recovery_jobs.py
-does.
+Notes in a file when it entered the training and ended each step. Ranks that are left share the
+batch. studies/recovery_jobs.py harms them.
 
     rank.py recovery_worker TASK DATA FOLDER SEED EPOCHS
 

@@ -1,7 +1,8 @@
 """A rank of benchmarks/training.py: makes steps with one way to communicate, and without.
 
 Owns the timing of a step: from a barrier until its gradients are those of all ranks (for "cnn":
-until the weights are updated). Never compares candidates.
+until the weights are updated). Serves `setup CASE`, `tune SECONDS`, `measure COUNT`, `weigh CASE`,
+`release` and `end` (serving.py).
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
-import socket
 import sys
 import time
 import weakref
@@ -24,6 +23,7 @@ from mpi4py import MPI
 from torch import Tensor, nn
 
 from harness import steps
+from workers.serving import serve
 from workers.training_limit import Link, Transfer
 
 __all__: list[str] = []
@@ -227,12 +227,12 @@ class Bench:
         self._steps = plain, step
         return {"both_s": time.perf_counter() - begin, "tuning": self._way.chosen()}
 
-    def tune(self, seconds: float) -> dict[str, Any]:
+    def tune(self, seconds: str) -> dict[str, Any]:
         """Steps for a way that tunes itself, until it is done with that or `seconds` have passed.
         Collective.
         """
         assert self._steps is not None
-        end_s = time.perf_counter() + seconds
+        end_s = time.perf_counter() + float(seconds)
         steps = last = tried = 0
         while WORLD.bcast(time.perf_counter() < end_s and steps - last < TUNED_STEPS):
             for _ in range(TUNING_STEPS):
@@ -272,14 +272,14 @@ class Bench:
                 raise RuntimeError(f"wrong result: {wrong}")
         return step
 
-    def measure(self, count: int) -> dict[str, Any]:
+    def measure(self, count: str) -> dict[str, Any]:
         """Seconds of `count` steps of both kinds, in turn, and of processor time in this process.
         Collective.
         """
         assert self._steps is not None
         found: list[list[float]] = [[], []]
         worked: list[list[float]] = [[], []]
-        for _ in range(count):
+        for _ in range(int(count)):
             for kind, step in enumerate(self._steps):
                 WORLD.Barrier()
                 begin, work = time.perf_counter(), time.process_time()
@@ -323,36 +323,10 @@ def resident_bytes() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
-def obey(bench: Bench, verb: str, words: list[str]) -> dict[str, Any]:
-    try:
-        if verb == "setup":
-            return bench.setup(words[0])
-        if verb == "weigh":
-            return bench.weigh(words[0])
-        if verb == "measure":
-            return bench.measure(int(words[0]))
-        if verb == "tune":
-            return bench.tune(float(words[0]))
-        return bench.release() if verb == "release" else bench.end()
-    except Exception as error:  # the parent goes on with others
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-
-
 def main(way: str, address: str) -> None:
-    """Serve the parent at `address` until it says `end`, or is gone."""
+    """Serve the parent at `address`."""
     bench = Bench(way, Path(address).parent)
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        with connection.makefile("rw", encoding="utf-8") as lines:
-            lines.write(f"{WORLD.rank}\n")
-            lines.flush()
-            for line in lines:
-                verb, *words = line.split()
-                with contextlib.suppress(BrokenPipeError):
-                    lines.write(json.dumps(obey(bench, verb, words)) + "\n")
-                    lines.flush()
-                if verb == "end":
-                    break
+    serve(address, WORLD.rank, lambda verb, *words: getattr(bench, verb)(*words))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
-import torch
-
 import ddp
 import gossip
 import lars
 import node_shared
 import training
 from harness import stopping
+from harness.worker_jobs import WorkerJobs
 from studies import gossip_cost, gossip_links, large_batch
 
 __all__: list[str] = []
@@ -176,12 +174,12 @@ def test_turns_of_gossip_on_links_are_kept(tmp_path: Path, monkeypatch: pytest.M
 def test_what_the_ranks_of_ddp_wrote_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spawn(worker: Any, args: Any, nprocs: int, join: bool) -> Any:
+    def run(jobs: WorkerJobs, layout: Any, plan: Any, environment: Any) -> Any:
         seconds = {"hsgd": [2e-3], "gloo": [5e-3], "nothing": [1e-3]}
-        Path(args[-1]).write_text(json.dumps({"seconds": {"bert": seconds}, "failures": []}))
-        return types.SimpleNamespace(join=lambda: sys.exit(143), processes=[])
+        jobs.out.write_text(json.dumps({"seconds": {"bert": seconds}, "failures": []}))
+        sys.exit(143)
 
-    monkeypatch.setattr(torch.multiprocessing, "spawn", spawn)
+    monkeypatch.setattr(WorkerJobs, "run", run)
     file = tmp_path / "a.json"
     assert ddp.main(["--models", "bert", "resnet50", "--json", str(file)]) == 143
     assert written(file)["ratios"] == {

@@ -70,7 +70,7 @@ def test_an_unknown_argument_is_refused_in_one_line() -> None:
 # A bound that hsgd or any algorithm of a peer beats is none.
 @pytest.mark.parametrize("network", KINDS)
 def test_nothing_is_faster_than_its_bound(network: str) -> None:
-    chosen = Selection([network], [16], COLLECTIVES, [8, 1 << 20], [4], 60, 280)
+    chosen = Selection([network], [16], COLLECTIVES, [8, 1 << 20], 60, 280, radix=4)
     found = Found()
     for _ in measure(chosen, found, lambda line: None):
         pass
@@ -84,7 +84,7 @@ def test_nothing_is_faster_than_its_bound(network: str) -> None:
 
 
 def test_a_run_that_takes_too_long_is_left_out() -> None:
-    chosen = Selection(["torus"], [64], ["allreduce"], [1 << 20], [4], 1e-3, 60)
+    chosen = Selection(["torus"], [64], ["allreduce"], [1 << 20], 1e-3, 60, radix=4)
     found = Found()
     next(measure(chosen, found, lambda line: None))
     assert [row["candidate"] for row in found.rows] == ["limit"]
