@@ -29,8 +29,7 @@ box: every worker reads, pushes and mixes at once; the limit is a copy, a sum in
 arithmetic by torch, of the same bytes, by as many workers at once, in turns in one job.
 push: the last rank's push into a box that another node owns, until the new values are back, as
 float32; the limit is the link's rate for their bytes. "tcp" moves as many bytes each way at once,
-without a box: what the link and the cores of this machine allow; "cores busy" are those of all
-nodes together, with the network's work.
+without a box: what the link and the cores of this machine allow.
 steps: a step computes for a time that is given, on a processor of its own, makes gradients of a
 model's shapes, and communicates and updates as the candidate does. "exposed" is its median over
 that of a step without communication. Candidates take turns in one job; Horovod, whose threads never
@@ -43,9 +42,8 @@ study: digits, a network of 64-64-10, SGD, batches of 16 per worker, learning ra
 a cosine to a tenth, equal epochs, paired seeds, each method with the rate that did best on other
 seeds and on images held out of the training; percent of test images right at the mean of all
 models, and of the worst single one. Of workers that wait for nobody accuracy depends on how fast
-they are beside one another: each step of async and hybrid lasts --pace-ms for each worker there is,
-as if all had processors of their own; with 0 the scheduler of this machine has its way. "slowest"
-is the time of the slowest worker over that of the fastest, "staleness" how many changes of others
+they are beside one another: each step of async and hybrid lasts 0.7 ms for each worker there is,
+as if all had processors of their own. "slowest" is the time of the slowest worker over that of the fastest, "staleness" how many changes of others
 came between a read and the end of a push, in the mean. "-pull" is with pull_rate 0.9.
 
 Ratios, above 1 is ahead: vs_limit/CASE is limit / time, vs_tcp/CASE is that of plain TCP / time,
@@ -53,7 +51,7 @@ vs_peer/exposed/CASE what a step of Horovod exposes / what ours does, vs_two_lev
 vs_undisturbed/CASE is a rate / the undisturbed one; gain/CASE are points of accuracy over
 synchronous training, paired over seeds, and error_of_gain/CASE half of their 95 % interval. The
 JSON file is written anew after each job, so a run that is interrupted
-leaves what it has; a job that takes longer than --job-limit-s is ended, and the run goes on.
+leaves what it has; a job that takes longer than ten minutes is ended, and the run goes on.
 
 Virtual nodes need Linux and root; they share the cores of this machine.
 
@@ -72,6 +70,8 @@ ITERATION = ("computation", "read", "mix", "push", "accumulate", "iteration")
 LIMITS = {"read": "copy", "accumulate": "add", "elastic": "mix", "exchange": "mix"}
 SPEEDS = {"slowest_to_fastest": "slowest", "staleness": "staleness"}  # and what they are called
 RATES = {"1gbit": 1e9, "10gbit": 1e10}
+STEPS_ON, INTERVAL = "2x2@1gbit", 4  # steps between exchanges
+PACE_MS = 0.7  # of a step of the study, for each worker there is
 JOB_LIMIT_S, QUICK_LIMIT_S = 600.0, 60.0  # a run goes on without a job that takes longer
 
 
@@ -149,7 +149,7 @@ def _jobs(part: str, options: argparse.Namespace) -> Iterator[tuple[JobLayout, d
         for rate in options.rates:
             yield read_layout(f"2x1@{rate}"), plan
     if part == "steps":
-        layout = read_layout(options.layout)
+        layout = read_layout(STEPS_ON)
         yield layout, {**plan, "candidates": BESIDE}
         if not options.no_horovod:
             yield layout, {**plan, "candidates": ["horovod"]}
@@ -166,7 +166,7 @@ def _jobs(part: str, options: argparse.Namespace) -> Iterator[tuple[JobLayout, d
         }
         for workers in options.workers:
             for skew in (False, True):
-                pace_ms = options.pace_ms * workers
+                pace_ms = PACE_MS * workers
                 yield on_one_node(workers), {**plan, "pace_ms": pace_ms, "skew": skew}
 
 
@@ -181,12 +181,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.rates = options.rates or (["1gbit"] if quick else list(RATES))
     options.model = options.model or ("small" if quick else "resnet50")
     options.models = options.models or (["small"] if quick else PAPER)
-    options.compute_s = options.compute_s or (0.01 if quick else 0.5)
+    options.compute_s, options.interval = 0.01 if quick else 0.5, INTERVAL
     options.steps = options.steps or (12 if quick else options.interval)
-    options.job_limit_s = options.job_limit_s or (QUICK_LIMIT_S if quick else JOB_LIMIT_S)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        jobs = WorkerJobs(WORKER, Path(folder), options.job_limit_s)
+        jobs = WorkerJobs(WORKER, Path(folder), QUICK_LIMIT_S if quick else JOB_LIMIT_S)
         planned = [job for part in parts for job in _jobs(part, options)]
         with keeping() as stopped, tqdm(total=len(planned), unit="job", disable=None) as progress:
             for layout, plan in planned:
@@ -246,13 +245,6 @@ def _text(document: Mapping[str, Any]) -> str:
         (by_part.get("study"), studies),
     ):
         parts += [report.rows_table(rows, columns)] if rows else []
-    for row in results:
-        if "cores_busy" in row:
-            busy = f"{row['cores_busy']:.1f} cores busy"
-            parts.append(f"{row['candidate']} at {row['layout']}: {busy}")
-        if "of_an_exchange_s" in row:
-            spent = ", ".join(f"{k} {1e3 * v:.1f} ms" for k, v in row["of_an_exchange_s"].items())
-            parts.append(f"an exchange of {row['candidate']}: {spent}")
     return "\n".join([*parts, *(f"{name}: {v:g}" for name, v in document["ratios"].items())])
 
 
@@ -286,19 +278,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, help="turns of each candidate (default 7)")
     add("--mbytes", type=int, metavar="MB", help="of the box, MiB (default 97: ResNet-50's)")
     add("--rates", nargs="+", choices=RATES, help="links of pushes, and the first of models (both)")
-    add("--layout", default="2x2@1gbit", help="of steps (default 2x2@1gbit)")
     add("--model", choices=MODELS, help="shapes of steps (default resnet50)")
     add("--models", nargs="+", choices=MODELS, help="of the part models (default the paper's four)")
-    add("--compute-s", type=float, help="computation of a step, seconds (default 0.5)")
-    add("--interval", type=int, default=4, help="steps between exchanges (default 4)")
     add("--steps", type=int, help="steps of a turn (default: the interval)")
     add("--workers", nargs="+", type=int, default=[2, 4, 8], help="of the study (default 2 4 8)")
     add("--seeds", type=int, default=20, help="of the study (default 20)")
     add("--epochs", type=int, default=20, help="of the study (default 20)")
     add("--lr", type=float, help="of the study, for all methods (default: the best for each)")
-    add("--pace-ms", type=float, default=0.7, help="of the study, see above (default 0.7)")
     add("--no-horovod", action="store_true", help="leave out Horovod")
-    add("--job-limit-s", type=float, help="end a job that takes longer, seconds (default 600)")
     return parser
 
 

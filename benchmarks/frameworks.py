@@ -20,10 +20,10 @@ from typing import Any
 
 from harness import report
 from harness.installing import PeerMissing
+from harness.stopping import end_process
 from hsgd.jobs.launch.horovod_wheel import cache_folder
 from programs import figures
-from programs.environments import FOLDER, environment, wheel
-from programs.table import PLACE, PROGRAMS, WORKERS, Program
+from programs.table import FOLDER, PLACE, PROGRAMS, WORKERS, Program, environment, wheel
 
 __all__ = ["main"]
 
@@ -143,13 +143,9 @@ class Runner:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End what is left of a run; launchers end their workers, which lead groups of their own."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+    end_process(process, GRACE_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def measure(runner: Runner, rounds: int) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from typing import Any
 from harness import jobs, layouts, report
 from hsgd.jobs.launch import launch, mpirun, preload
 from hsgd.jobs.launch.mpi_compiler import find_wrapper
+from toolkit.processes import CommandTimeout, run_marked
 
 __all__ = ["LIMIT_NS", "run"]
 
@@ -126,11 +127,9 @@ def _measure(
     )
     words = mpirun.command_line(launch.find_launcher(environ), job, environ)
     try:
-        done = subprocess.run(
-            words, env=environ, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise jobs.JobFailed(f"{ranks} ranks: not finished after {RUN_LIMIT_S:g} s") from None
+        done = run_marked(words, environ, RUN_LIMIT_S)
+    except CommandTimeout as error:
+        raise jobs.JobFailed(f"{ranks} ranks: {str(error).splitlines()[0]}") from None
     if done.returncode != 0:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise jobs.JobFailed(f"{ranks} ranks: exit code {done.returncode}: {lines[:1]}")

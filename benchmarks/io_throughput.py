@@ -12,7 +12,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +36,7 @@ turn is stopped there, and the rate until then counts. Before the first turn eac
 are compared with the HDF5 file. Before cold turns the page cache is dropped (as root). WebDataset,
 Streaming, LitData, h5coro, ArrayRecord and TensorStore's shuffled rows have a quarter of the same
 samples, at most 256 MB, warm alone.
---json is written after each case, and when the run is interrupted or its --limit reached: what was
-measured by then counts.
+--json is written after each case, and when the run is interrupted, with what was measured by then.
 
 Ratios in the JSON, of rates within this run, above 1 is ahead: CASE is STATE/ORDER/SIZE/RANKS.
 vs_peer/CASE is hsgd.io / the fastest peer in the same order, vs_NAME/CASE / one peer. vs_limit/CASE
@@ -57,9 +55,9 @@ and tables, with options of their own: --remote --help, and so on.
 examples:
   python benchmarks/io_throughput.py --quick
   python benchmarks/io_throughput.py --json io.json --png io.png
-  python benchmarks/io_throughput.py --sizes 3KB 64KB --np 1 --budget 1 --limit 330 --json warm.json
+  python benchmarks/io_throughput.py --sizes 3KB 64KB --np 1 --budget 1 --json warm.json
   python benchmarks/io_throughput.py --state cold --sizes 150KB 4MB --np 1 2 --budget 2 \
-      --candidates hsgd hsgd-order loader-2 h5py-slabs --limit 330 --json cold.json
+      --candidates hsgd hsgd-order loader-2 h5py-slabs --json cold.json
   python benchmarks/io_throughput.py --remote --plain --candidates hsgd-again hsgd-disk-again
 """
 
@@ -77,17 +75,6 @@ class Case:
         return f"{self.state}, samples of {size}, {self.ranks} rank(s)"
 
 
-class Clock:
-    """Says when the time of the whole run is over."""
-
-    def __init__(self, limit_s: float | None) -> None:
-        self._end = None if limit_s is None else time.monotonic() + limit_s
-
-    def is_over(self) -> bool:
-        """Whether nothing new shall be begun."""
-        return self._end is not None and time.monotonic() > self._end
-
-
 @dataclass
 class Found(report.Measured):
     """What was measured so far."""
@@ -100,7 +87,6 @@ def measure(
     data: DataSet,
     chosen: Sequence[Candidate],
     options: argparse.Namespace,
-    clock: Clock,
     found: Found,
 ) -> None:
     """All turns of one case into `found`, also when they are broken off."""
@@ -118,8 +104,6 @@ def measure(
             ranks = Ranks(case.ranks)
         for turn in range(options.rounds + 1):  # of the first, the rate is not counted
             for candidate in [c for c in present if c.name in turns]:
-                if clock.is_over():
-                    return
                 drop_caches() if cold else warm(data, candidate.files)
                 try:
                     if turn == 0 and candidate.kind != "limit":
@@ -181,7 +165,6 @@ def _row(case: Case, candidate: Candidate, turns: list[dict[str, float]]) -> dic
     }
     if "first_s" in turns[-1]:
         row["first_s"] = round(max(turn["first_s"] for turn in turns[1:]), 4)
-        row["peak_mb"] = round(max(turn["peak_mb"] for turn in turns), 1)  # some keep it
     return row
 
 
@@ -220,7 +203,6 @@ def tables(doc: Mapping[str, Any]) -> str:
         "samples/s": lambda row: f"{row['samples_per_s']:,.0f}",
         "GB/s": lambda row: f"{row['gb_per_s']:.2f}",
         "first batch, ms": lambda row: f"{row['first_s'] * 1e3:.0f}" if "first_s" in row else "-",
-        "memory, MB": lambda row: f"{row['peak_mb']:.0f}" if "peak_mb" in row else "-",
     }
     parts = []
     for case, rows in report.grouped(doc["results"], "state", "bytes", "ranks").items():
@@ -248,8 +230,6 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--sizes", nargs="+", metavar="SIZE", help="bytes per sample (3KB 64KB 150KB 4MB)")
     add("--total", type=int, metavar="MB", help="of data, warm (default 1024)")
-    add("--cold-total", type=int, metavar="MB", help="of data, cold (default 4096)")
-    add("--limit", type=float, metavar="S", help="begin nothing new after so many seconds")
     add("--np", nargs="+", type=int, metavar="N", help="ranks (default 1 2 4)")
     add("--state", nargs="+", choices=("warm", "cold"), help="of the page cache (default warm)")
     add("--rounds", type=int, help="turns of each candidate (default 5)")
@@ -281,7 +261,6 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     if "cold" in options.state and not can_drop_caches():
         parser.error("--state cold: only root may drop the page cache")
     options.total = options.total or (256 if quick else 1024)
-    options.cold_total = options.cold_total or (256 if quick else 4096)
     options.np = options.np or ([1] if quick else [1, 2, 4])
     options.rounds = options.rounds or (2 if quick else 5)
     options.budget = options.budget or (0.4 if quick else 3.0)
@@ -290,23 +269,19 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found: Found) -> None:
     """All cases, and the files that they need."""
-    clock = Clock(options.limit)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="hsgd-io-"))
-    totals = {"warm": options.total, "cold": options.cold_total}
+    totals = {"warm": options.total, "cold": 4 * options.total}
     try:
         for sample_bytes in options.sizes:
             for state in options.state:
-                if clock.is_over():
-                    return
                 place = folder / f"{report.size_label(sample_bytes)}-{totals[state]}"
                 kinds = {"slabs", *(c.files for c in chosen)}
                 data = make(place, sample_bytes, totals[state] << 20, kinds)
                 for ranks in options.np:
-                    if not clock.is_over():
-                        case = Case(state, sample_bytes, ranks)
-                        measure(case, data, chosen, options, clock, found)
-                        if options.json:
-                            report.write_json(options.json, _document(options, found))
+                    case = Case(state, sample_bytes, ranks)
+                    measure(case, data, chosen, options, found)
+                    if options.json:
+                        report.write_json(options.json, _document(options, found))
                 if options.folder is None:
                     shutil.rmtree(place, ignore_errors=True)
     finally:

@@ -190,17 +190,18 @@ def plot(document: Mapping[str, Any], target: Path) -> None:
 
 def table(document: Mapping[str, Any]) -> str:
     """A line for each model and number of threads."""
-    names = list(dict.fromkeys(row["candidate"] for row in document["results"]))
-    lines = []
-    for (model, threads), rows in report.grouped(document["results"], "model", "threads").items():
-        here = {row["candidate"]: row["median_us"] / 1e3 for row in rows}
-        case = f"{model}/{threads}threads"
-        shares = [document["ratios"].get(f"{vs}/{case}") for vs in ("vs_peer", "vs_limit")]
-        cells = [f"{here[name]:.2f}" for name in names]
-        cells += ["-" if share is None else f"{share:.2f}" for share in shares]
-        lines.append([model, str(threads), *cells])
-    header = ["model", "threads", *names, "ahead", "of limit"]
-    return "one step, median milliseconds\n" + report.table(header, lines)
+    shares: dict[str, Any] = {}
+    for title, vs in (("ahead", "vs_peer"), ("of limit", "vs_limit")):
+        shares[title] = lambda row, vs=vs: document["ratios"].get(
+            f"{vs}/{row['model']}/{row['threads']}threads"
+        )
+    return "one step, median milliseconds\n" + report.pivot(
+        document["results"],
+        {"model": "model", "threads": "threads"},
+        "candidate",
+        lambda row: f"{row['median_us'] / 1e3:.2f}",
+        shares,
+    )
 
 
 if __name__ == "__main__":

@@ -168,18 +168,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def tables(document: Mapping[str, Any]) -> str:
     """Steps, and puts, as text."""
     rows = [row for row in document["results"] if "put_notify" not in row]
-    names = ["compute", "communication", "horovod", "ddp", "two_level", *TREES]
-    lines = []
-    for case, here in report.grouped(rows, "layout", "model").items():
-        times = {row["candidate"]: f"{row['median_us'] / 1e3:.1f}" for row in here}
-        bound = document["ratios"].get(f"vs_limit/tree_overlap/{'/'.join(case)}", float("nan"))
-        lines.append([*case, *(times.get(name, "-") for name in names), f"{bound:.2f}"])
+    ratios = document["ratios"]
     parts = []
-    if lines:
+    if rows:
         parts.append(
             "one step, median milliseconds; of bound: max(compute, communication) / tree_overlap"
         )
-        parts.append(report.table(["layout", "model", *names, "of bound"], lines))
+        parts.append(
+            report.pivot(
+                rows,
+                {"layout": "layout", "model": "model"},
+                "candidate",
+                lambda row: f"{row['median_us'] / 1e3:.1f}",
+                {
+                    "of bound": lambda r: ratios.get(
+                        f"vs_limit/tree_overlap/{r['layout']}/{r['model']}"
+                    )
+                },
+            )
+        )
     puts = [row for row in document["results"] if "put_notify" in row]
     columns: dict[str, Any] = {
         "bytes": lambda row: report.size_label(row["bytes"]),

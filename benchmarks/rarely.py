@@ -19,8 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from harness import report
-from harness.layouts import JobLayout, read_layout
-from harness.rank_command import rank_command
+from harness.layouts import JobLayout, rank_command, read_layout
 from harness.stopping import keeping
 from harness.worker_jobs import WorkerJobs
 from tasks.training_task import TASKS

@@ -20,7 +20,7 @@ from simulation import runs
 from simulation.calibration import calibrate
 from simulation.cases import COLLECTIVES, SIZES, Found, Selection, measure
 from simulation.figures import draw, ratios, tables
-from simulation.local_level import MEASURED
+from simulation.network_fit import MEASURED
 from simulation.platforms import KINDS, NODES, Link
 
 __all__ = ["main"]

@@ -21,8 +21,7 @@ from typing import Any
 from harness import report
 from harness.candidates import Job
 from harness.jobs import JobFailed, Tools, WorkerJob, environment
-from harness.layouts import JobLayout, Testbed, on_one_node, open_testbed, read_layout
-from harness.rank_command import rank_command
+from harness.layouts import JobLayout, Testbed, on_one_node, open_testbed, rank_command, read_layout
 from harness.steps import CASES, payload_bytes
 from harness.stopping import Stopped, keeping
 from hsgd.errors import LaunchError
@@ -55,15 +54,13 @@ EPILOG = """\
 A step makes gradients and waits until they are those of all ranks; that of "cnn" updates weights as
 well. Its time begins with a barrier and is the largest over the ranks. Exposed communication is the
 median of steps minus that of the same steps without communication, which alternate with them in the
-same processes. Gradients are compared with the exact ones before anything is timed. Work is the
-processor time that communication adds, over all ranks, from the least of both kinds of steps: it
-says something on machines that others use as well.
+same processes. Gradients are compared with the exact ones before anything is timed.
 
 Horovod stands for the best of cycles of 0.1, 1 (its default) and 5 ms, and of its autotuner, which
 may try settings for --tune seconds of each case before it is measured. hsgd.torch chooses in its
-first steps whether gradients travel during backward or after it ("tuning" in the JSON). Where
-models do not fit into memory side by side, each is made again for its turn. The limit moves bytes
-and adds nothing (training_limit.py).
+first steps whether gradients travel during backward or after it. Where models do not fit into
+memory side by side, each is made again for its turn. The limit moves bytes and adds nothing
+(training_limit.py).
 
 Ratios, above 1 is shorter: vs_horovod/exposed/CASE/LAYOUT is the exposed time of the best plain
 Horovod / that of hsgd.torch; vs_ddp and vs_plugin (hsgd-mpi, the interposer) likewise, vs_peer
@@ -143,12 +140,10 @@ class Effort:
 
 @dataclass
 class Samples:
-    """Seconds of one way in one case, the largest over the ranks, and processor time of all."""
+    """Seconds of one way in one case, the largest over the ranks."""
 
     plain: list[float]
     step: list[float]
-    plain_work: list[float] = field(default_factory=list)
-    step_work: list[float] = field(default_factory=list)
     tuning: dict[str, int] = field(default_factory=dict)  # steps, and settings that were tried
 
 
@@ -212,7 +207,7 @@ def _take_turns(
         for name, job in list(ready.items()):
             if turn == 0 or not together:
                 answers = ordered(job, name, f"setup {case}", failures)
-                tuning = answers[0].get("tuning", {}) if answers else {}
+                tuning = {}
                 if answers and turn == 0 and name in tuned:
                     told_of = ordered(job, name, f"tune {effort.tune_s}", failures)
                     answers, tuning = (answers, told_of[0]) if told_of else (None, {})
@@ -306,8 +301,6 @@ def ordered(
 def _add(samples: Samples, answers: Sequence[Mapping[str, Any]]) -> None:
     samples.plain += [max(values) for values in zip(*(a["plain"] for a in answers), strict=True)]
     samples.step += [max(values) for values in zip(*(a["step"] for a in answers), strict=True)]
-    for kind, kept in enumerate((samples.plain_work, samples.step_work)):
-        kept += [sum(values) for values in zip(*(a["worked"][kind] for a in answers), strict=True)]
 
 
 def rows(layout: JobLayout, found: Mapping[tuple[str, str], Samples]) -> list[dict[str, Any]]:
@@ -319,7 +312,6 @@ def rows(layout: JobLayout, found: Mapping[tuple[str, str], Samples]) -> list[di
             continue
         plain = statistics.median(samples.plain) * 1e6
         step = statistics.median(samples.step) * 1e6
-        work = min(samples.step_work) - min(samples.plain_work)
         rows.append(
             {
                 "layout": layout.name,
@@ -333,7 +325,6 @@ def rows(layout: JobLayout, found: Mapping[tuple[str, str], Samples]) -> list[di
                 **report.statistics(samples.step),
                 "plain_us": float(f"{plain:.6g}"),
                 "exposed_us": float(f"{step - plain:.6g}"),
-                "work_us": float(f"{work * 1e6:.6g}"),
                 **({"tuning": samples.tuning} if samples.tuning else {}),
             }
         )
@@ -403,7 +394,6 @@ def tables(doc: Mapping[str, Any]) -> str:
             "p99": lambda row: f"{row['p99_us'] / 1e3:.2f}",
             "alone": lambda row: f"{row['plain_us'] / 1e3:.2f}",
             "exposed": lambda row: f"{row['exposed_us'] / 1e3:.2f}",
-            "work": lambda row: f"{row['work_us'] / 1e3:.2f}",
         },
     )
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from harness import report
 from harness.candidates import CANDIDATES, HOROVOD_CYCLE_S, select
-from harness.descriptors import raise_limit
-from harness.jobs import environment
+from harness.jobs import environment, raise_limit
 from harness.layouts import JobLayout, on_one_node, read_layout
 from harness.operations import OPERATIONS
 from harness.ratios import FROM_C, SHOWN, ratios
@@ -158,27 +157,22 @@ def tables(doc: Mapping[str, Any]) -> str:
 
 def _table(rows: Sequence[Mapping[str, Any]], found: Mapping[str, float]) -> str:
     layout, collective = rows[0]["layout"], rows[0]["collective"]
-    # candidates of one label share a column: the limits of different sizes
-    present = {row["candidate"] for row in rows}
-    labels = list(dict.fromkeys(c.label for c in CANDIDATES if c.name in present))
-    times = {(row["label"], row["bytes"]): row["median_us"] for row in rows}
-    ways = [
-        (f"{vs}/{collective}{suffix}/{layout}/", title)
-        for vs, suffix, title, _ in SHOWN
-        if any(key.startswith(f"{vs}/{collective}{suffix}/{layout}/") for key in found)
-    ]
-    lines = []
-    for nbytes in sorted({row["bytes"] for row in rows}):
-        size = report.size_label(nbytes)
-        cells = [_microseconds(times.get((label, nbytes))) for label in labels]
-        shares = [found.get(key + size) for key, _ in ways]
-        lines.append([size, *cells, *("-" if s is None else f"{s:.2f}" for s in shares)])
-    return report.table(["bytes", *labels, *(title for _, title in ways)], lines)
+    order = [candidate.name for candidate in CANDIDATES]
+    ways: dict[str, Any] = {}
+    for vs, suffix, title, _ in SHOWN:
+        key = f"{vs}/{collective}{suffix}/{layout}/"
+        if any(name.startswith(key) for name in found):
+            ways[title] = lambda row, key=key: found.get(key + report.size_label(row["bytes"]))
+    return report.pivot(
+        sorted(rows, key=lambda row: (row["bytes"], order.index(row["candidate"]))),
+        {"bytes": lambda row: report.size_label(row["bytes"])},
+        "label",  # which some candidates share: the limits of different sizes
+        lambda row: _microseconds(row["median_us"]),
+        ways,
+    )
 
 
-def _microseconds(value: float | None) -> str:
-    if value is None:
-        return "-"
+def _microseconds(value: float) -> str:
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 

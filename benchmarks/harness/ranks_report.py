@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import report
-from harness.setup_cost import goal_s, setup_table
+from harness.setup_cost import setup_table
 
 __all__ = ["plot", "tables"]
 
@@ -37,21 +37,22 @@ def _size(collective: str, nbytes: int) -> str:
 
 
 def _table(rows: Rows, ratios: Mapping[str, float]) -> str:
-    labels = list(dict.fromkeys(row["label"] for row in rows))
-    times = {(row["label"], row["layout"]): row["median_us"] for row in rows}
-    case = f"{rows[0]['collective']}/{{}}/{report.size_label(rows[0]['bytes'])}"
-    lines = []
-    for ranks, layout in sorted({(row["ranks"], row["layout"]) for row in rows}):
-        cells = [times.get((label, layout)) for label in labels]
-        share = ratios.get(f"vs_peer/{case.format(layout)}")
-        words = ["-" if cell is None else f"{cell:.4g}" for cell in cells]
-        lines.append([str(ranks), *words, "-" if share is None else f"{share:.2f}"])
-    return report.table(["ranks", *labels, "ahead"], lines)
+    def ahead(row: Mapping[str, Any]) -> float | None:
+        size = report.size_label(row["bytes"])
+        return ratios.get(f"vs_peer/{row['collective']}/{row['layout']}/{size}")
+
+    return report.pivot(
+        sorted(rows, key=lambda row: row["ranks"]),
+        {"ranks": "ranks"},
+        "label",
+        lambda row: f"{row['median_us']:.4g}",
+        {"ahead": ahead},
+    )
 
 
 def plot(document: Mapping[str, Any], target: Path) -> None:
-    """Draw a panel for each collective and size: times over ranks, both logarithmic. The set-up and
-    the legend stand beside the barrier, which has one size.
+    """Draw a panel for each collective and size: times over ranks, both logarithmic. The legend
+    stands beside the barrier, which has one size.
     """
     cases = report.grouped(document["results"], "collective", "bytes")
     collectives = list(dict.fromkeys(collective for collective, _ in cases))
@@ -62,26 +63,18 @@ def plot(document: Mapping[str, Any], target: Path) -> None:
         for panels, collective in zip(axes, collectives, strict=False):
             shown = [0] if collective == "barrier" else sizes
             for panel, nbytes in zip(panels, shown, strict=False):
-                _draw(panel, cases.get((collective, nbytes), []), "median_us", 1)
+                _draw(panel, cases.get((collective, nbytes), []))
                 panel.set_title(f"{collective} {_size(collective, nbytes)}".strip(), fontsize=10)
             panels[0].set_ylabel("median time, µs")
-        below = axes[-1]
-        for panel, key, factor, title in (
-            (below[1], "wall_s", 1, "set-up, seconds"),
-            (below[2], "cpu_s_of_a_rank", 1e3, "set-up, processor ms of a rank"),
-        ):
-            _draw(panel, document["setup"], key, factor)
-            panel.set_title(title, fontsize=10)
-        _goal(below[2], document["setup"])
         _legend(axes, document)
 
 
-def _draw(panel: Any, rows: Rows, key: str, factor: float) -> None:
+def _draw(panel: Any, rows: Rows) -> None:
     for place, ((name,), line) in enumerate(report.grouped(rows, "candidate").items()):
         here = sorted(line, key=lambda row: row["ranks"])
         panel.plot(
             [row["ranks"] for row in here],
-            [factor * row[key] for row in here],
+            [row["median_us"] for row in here],
             marker="os^Dv"[place % 5],
             color=report.colour(name),
             label=here[0]["label"],
@@ -97,23 +90,13 @@ def _draw(panel: Any, rows: Rows, key: str, factor: float) -> None:
     panel.tick_params(labelsize=8)
 
 
-def _goal(panel: Any, setups: Rows) -> None:
-    ranks = sorted({row["ranks"] for row in setups})
-    goals = [1e3 * goal_s(number) / number for number in ranks]
-    panel.plot(ranks, goals, ":", color="black", linewidth=1.2)
-    if ranks:
-        panel.annotate("goal", (ranks[0], goals[0]), fontsize=8, va="bottom")
-
-
 def _legend(axes: Any, document: Mapping[str, Any]) -> None:
     for panel in axes.flat:
         if not panel.lines:
             panel.set_axis_off()
     handles, labels = axes[0][0].get_legend_handles_labels()
-    text = "ranks on one node; set-up is hsgd's communicator,\nof the others MPI_Init"
     last = axes[-1][-1]
     last.legend(handles, labels, loc="upper left", frameon=False, fontsize=10)
-    last.text(0, 0, text, fontsize=8, transform=last.transAxes, va="bottom")
     host = document["meta"]["host"]
     where = f"{host['cpu']}, {host['cores_usable']} cores, {document['meta']['date'][:10]}"
     last.figure.suptitle(f"Collectives of float32 on one node: {where}", fontsize=11)

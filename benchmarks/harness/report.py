@@ -36,6 +36,7 @@ __all__ = [
     "half_width",
     "parse",
     "percentile",
+    "pivot",
     "plot",
     "plot_bars",
     "publish",
@@ -351,6 +352,30 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in lines
     )
+
+
+def pivot(
+    rows: Sequence[Row],
+    lines: Mapping[str, str | Callable[[Row], object]],
+    column: str,
+    cell: Callable[[Row], str],
+    shares: Mapping[str, Callable[[Row], float | None]] | None = None,
+) -> str:
+    """A table with a column for each value of `column`. lines: as the columns of rows_table(), what
+    rows of a line have in common. shares: by header, a ratio of a line, from its first row.
+    """
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        words = (row[of] if isinstance(of, str) else of(row) for of in lines.values())
+        found.setdefault(tuple(map(str, words)), []).append(row)
+    names = list(dict.fromkeys(row[column] for row in rows))
+    cells = []
+    for words, here in found.items():
+        values = {row[column]: cell(row) for row in here}
+        ratios = [share(here[0]) for share in (shares or {}).values()]
+        cells.append([*words, *(values.get(name, "-") for name in names)])
+        cells[-1] += ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+    return table([*lines, *names, *(shares or {})], cells)
 
 
 def case_tables(

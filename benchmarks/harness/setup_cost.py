@@ -15,7 +15,7 @@ from harness.candidates import Candidate
 if TYPE_CHECKING:
     from harness.layouts import JobLayout
 
-__all__ = ["goal_s", "setup_ratios", "setup_rows", "setup_table"]
+__all__ = ["setup_ratios", "setup_rows", "setup_table"]
 
 _WHAT = {"hsgd-c": ("communicator", "setup"), "mpi-c": ("MPI_Init", "init")}  # by binding
 
@@ -60,7 +60,7 @@ def setup_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def setup_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Wall seconds, and processor milliseconds of a rank, for each number of ranks."""
-    names = list(dict.fromkeys((row["candidate"], row["label"], row["what"]) for row in rows))
+    names = report.grouped(rows, "candidate", "label", "what")
     found = {(row["candidate"], row["ranks"]): row for row in rows}
     header = ["ranks"]
     for _, label, what in names:
@@ -68,11 +68,9 @@ def setup_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for ranks in sorted({row["ranks"] for row in rows}):
         line = [str(ranks)]
-        for name, _, _ in names:
+        for name, *_ in names:
             here = found.get((name, ranks))
-            if here:
-                line += [f"{here['wall_s']:.3f}", f"{1e3 * here['cpu_s_of_a_rank']:.1f}"]
-            else:
-                line += ["-", "-"]
+            line.append(f"{here['wall_s']:.3f}" if here else "-")
+            line.append(f"{1e3 * here['cpu_s_of_a_rank']:.1f}" if here else "-")
         lines.append(line)
     return report.table(header, lines)

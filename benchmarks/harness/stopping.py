@@ -1,17 +1,16 @@
-"""A run that is ended early, by Ctrl-C or SIGTERM (`timeout`), keeps what had been measured.
-
-Owns the signal handler and the exit code. Never measures or writes.
-"""
+"""A run that is ended early, by Ctrl-C or SIGTERM (`timeout`), keeps what had been measured."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Stopped", "keeping"]
+__all__ = ["Stopped", "end_process", "keeping"]
 
 
 @dataclass
@@ -37,3 +36,13 @@ def keeping() -> Iterator[Stopped]:
         stopped.code = int(request.code or 1)
     if stopped.code:
         print("interrupted; this is what had been measured", file=sys.stderr)
+
+
+def end_process(process: subprocess.Popen[Any], grace_s: float) -> None:
+    """Ask a process to end, and kill it where it has not after so long; blocking."""
+    process.terminate()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.layouts import JobLayout, Testbed, open_testbed
-from harness.rank_command import rank_command
+from harness.layouts import JobLayout, Testbed, open_testbed, rank_command
 from hsgd.errors import LaunchError
 
 __all__ = ["WorkerJobs"]

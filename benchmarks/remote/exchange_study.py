@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from harness import report
-from harness.rank_command import BENCHMARKS
+from harness.layouts import BENCHMARKS
 from hsgd.errors import LaunchError
 
 __all__ = ["main"]

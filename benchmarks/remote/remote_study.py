@@ -26,7 +26,7 @@ import numpy as np
 from hsgd.io import convert_to_slabs
 
 from harness import report
-from harness.rank_command import rank_command
+from harness.layouts import rank_command
 from harness.stopping import keeping
 from studies.io_files import LITDATA_ROWS, rows_of_one, write_litdata, write_mds
 from studies.io_packages import leave_out

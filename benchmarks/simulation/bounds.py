@@ -1,7 +1,5 @@
 """What no algorithm can beat on a simulated network.
 
-Owns the bounds of latency and of bandwidth, from the network's parameters alone. Never simulates.
-
 Latency, in LogP's terms (Culler et al., "LogP: Towards a Realistic Model of Parallel Computation",
 PPoPP 1993): a message keeps its sender busy for o, is under way for L, and keeps its receiver busy
 for o'. In time t what one node knows reaches at most n(t) nodes, where n(t) = 1 before o + L + o',

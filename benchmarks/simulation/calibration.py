@@ -19,8 +19,7 @@ from typing import Any
 from harness import report
 from harness.stopping import keeping
 from hsgd.config import Config
-from simulation.local_level import LocalLevel, read_local_level
-from simulation.network_fit import Layout, Surface, fit, surfaces
+from simulation.network_fit import Layout, LocalLevel, Surface, fit, read_local_level, surfaces
 from studies.predictions import plot_predictions, prediction_ratios, predictions_table
 
 __all__ = ["calibrate"]

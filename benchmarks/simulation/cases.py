@@ -1,6 +1,6 @@
 """What is simulated: collectives on networks, at sizes, in several forms; and the rows that result.
 
-Owns the choice of cases, their order, and why a case is left out; runs.py runs the simulator.
+runs.py runs the simulator.
 """
 
 from __future__ import annotations

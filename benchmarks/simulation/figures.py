@@ -45,19 +45,20 @@ def _key(case: Sequence[Any], size: int) -> str:
 
 def tables(document: Mapping[str, Any]) -> str:
     """A table for each case: microseconds of each candidate, and ratios."""
-    rows, found = document["results"], document["ratios"]
+    found = document["ratios"]
     parts = []
-    for case, here in report.grouped(rows, *_CASE).items():
-        names = list(dict.fromkeys(r["candidate"] for r in here))
-        times = {(r["candidate"], r["bytes"]): f"{r['time_us']:.4g}" for r in here}
-        lines = []
-        for size in sorted({r["bytes"] for r in here}):
-            shares = [found.get(f"{vs}/{_key(case, size)}") for vs in ("vs_peer", "vs_limit")]
-            words = ["-" if share is None else f"{share:.2f}" for share in shares]
-            cells = [times.get((name, size), "-") for name in names]
-            lines.append([report.size_label(size), *cells, *words])
+    for case, rows in report.grouped(document["results"], *_CASE).items():
+        shares: dict[str, Any] = {}
+        for title, vs in (("ahead", "vs_peer"), ("of limit", "vs_limit")):
+            shares[title] = lambda row, vs=vs, case=case: found.get(
+                f"{vs}/{_key(case, row['bytes'])}"
+            )
         parts.append(f"{case[2]}, {case[0]} of {case[1]} nodes, simulated microseconds")
-        parts.append(report.table(["bytes", *names, "ahead", "of limit"], lines))
+        size: dict[str, Any] = {"bytes": lambda row: report.size_label(row["bytes"])}
+        in_order = sorted(rows, key=lambda row: row["bytes"])
+        parts.append(
+            report.pivot(in_order, size, "candidate", lambda row: f"{row['time_us']:.4g}", shares)
+        )
     return "\n".join([*parts, *(f"left out: {line}" for line in document["left_out"])])
 
 

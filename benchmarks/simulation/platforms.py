@@ -1,7 +1,7 @@
 """The simulated networks: topologies of some sizes, and what a message costs on them.
 
-Owns the numbers and SimGrid's description of a platform. Never runs anything. No such network was
-at hand, so the numbers are those that others published of InfiniBand at 100 Gbit/s:
+No such network was at hand, so the numbers are those that others published of InfiniBand at 100
+Gbit/s:
 
 - a switch takes 130 ns (NVIDIA's data sheet of the Quantum QM8700; 350 ns is what De Sensi et al.,
   "An In-Depth Analysis of the Slingshot Interconnect", SC 2020, measured of another maker's), and

@@ -150,7 +150,7 @@ def measure(layout: Layout, options: argparse.Namespace, found: Found) -> None:
         words = [(plan, rank, path) for rank in range(layout.ranks)]
         ranks = StayingProcesses(rank_main, words)
         try:
-            found.devices[layout.name] = ranks.ask("device")[0]["device"]
+            found.devices[layout.name] = ranks.ask("tell_device")[0]["device"]
             alive = []
             for name in layout.candidates(options.candidates):
                 reasons = [told["reason"] for told in ranks.ask("start", name) if told["reason"]]
@@ -291,15 +291,12 @@ def tables(doc: Mapping[str, Any]) -> str:
     """A table for each layout."""
     parts = []
     for (layout,), rows in report.grouped(doc["results"], "layout").items():
-        labels = list(dict.fromkeys(row["label"] for row in rows))
         device = doc["meta"]["devices"][layout]
         parts.append(f"allreduce, {layout}, {device}: median ms per call")
-        lines = []
-        for (case, nbytes), here in report.grouped(rows, "case", "bytes").items():
-            times = {row["label"]: f"{row['median_us'] / 1e3:.3f}" for row in here}
-            shares = [doc["ratios"].get(f"{vs}/{case}") for vs in ("vs_peer", "vs_limit")]
-            cells = ["-" if share is None else f"{share:.2f}" for share in shares]
-            cells = [*(times.get(label, "-") for label in labels), *cells]
-            lines.append([size_name(nbytes), *cells])
-        parts.append(report.table(["bytes", *labels, "ahead", "of limit"], lines))
+        shares: dict[str, Any] = {}
+        for title, vs in (("ahead", "vs_peer"), ("of limit", "vs_limit")):
+            shares[title] = lambda row, vs=vs: doc["ratios"].get(f"{vs}/{row['case']}")
+        size: dict[str, Any] = {"bytes": lambda row: size_name(row["bytes"])}
+        cell = lambda row: f"{row['median_us'] / 1e3:.3f}"  # noqa: E731
+        parts.append(report.pivot(rows, size, "label", cell, shares))
     return "\n".join(parts)

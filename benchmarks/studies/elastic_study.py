@@ -1,11 +1,10 @@
 """The ranks of the part "study" of elastic.py: accuracy on digits of workers that exchange with a
 centre, of synchronous training and of none, at equal epochs.
 
-Owns the methods, the choice of learning rates and the scores. What averages is ElasticAveraging
-itself, on as many processes as there are workers. A process trains a few rows at once, each a
-network of its own with its own seed or learning rate: all that is done to weights is done value by
-value, so that rows have nothing to do with one another, but for the order in which workers
-exchange. Never measures time.
+What averages is ElasticAveraging itself, on as many processes as there are workers. A process
+trains a few rows at once, each a network of its own with its own seed or learning rate: all that is
+done to weights is done value by value, so that rows have nothing to do with one another, but for
+the order in which workers exchange.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ranks that gossip, all in one process: many seeds at once, with the triggers and topologies of
 hsgd.optim themselves.
 
-Owns the data's division, the model and the exchanges. A step of all ranks is one batch of matrix
-products; then each rank, in a random order that is the same for all candidates, asks its trigger,
-and pairs are averaged one after the other. So an exchange has no delay here. Never measures time.
+A step of all ranks is one batch of matrix products; then each rank, in a random order that is the
+same for all candidates, asks its trigger, and pairs are averaged one after the other. So an
+exchange has no delay here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,6 @@ class Case:
     seeds: tuple[int, ...]
     steps: int
     batch: int = 16
-    evaluations: int = 20
     tuning: bool = False
     """Train on a part of the training images, and score on the rest of them."""
 
@@ -68,7 +67,7 @@ class Way:
 
 @dataclass
 class Outcome:
-    """By seed, of one candidate; curves have one row per evaluation."""
+    """By seed, of one candidate."""
 
     bytes: list[float]
     messages: list[float]
@@ -76,8 +75,6 @@ class Outcome:
     worst: list[float]
     mean_model: list[float]
     distance: list[float]  # root of the mean squared distance to the mean model, over its norm
-    curve_bytes: list[float] = field(default_factory=list)
-    curve_single: list[float] = field(default_factory=list)
 
     def averaged(self, case: Case) -> Outcome:
         """With the mean of all models at the end, which an allreduce makes."""
@@ -88,8 +85,6 @@ class Outcome:
             single=self.mean_model,
             worst=self.mean_model,
             distance=[0.0] * len(self.distance),
-            curve_bytes=[*self.curve_bytes, float(np.mean(self.bytes)) + more],
-            curve_single=[*self.curve_single, float(np.mean(self.mean_model))],
         )
 
 
@@ -98,14 +93,6 @@ def simulate(case: Case, way: Way, lr: float) -> Outcome:
     crowd = _Crowd(case)
     group = max(1, way.group_size)
     gossips = [_Gossip(case, way, seed, crowd.weights_of(n)) for n, seed in enumerate(case.seeds)]
-    curve_bytes, curve_single = [], []
-
-    def together(steps: int) -> int:
-        """What collectives have sent."""
-        every = 1 if way.synchronous else way.average_every
-        return 0 if every is None else _allreduce_bytes(case, steps // every)
-
-    marks = {round(case.steps * k / case.evaluations) for k in range(1, case.evaluations + 1)}
     for step in range(1, case.steps + 1):
         rate = lr * (0.1 + 0.45 * (1 + math.cos(math.pi * step / case.steps)))
         crowd.step(step, rate, case.ranks if way.synchronous else group)
@@ -114,19 +101,16 @@ def simulate(case: Case, way: Way, lr: float) -> Outcome:
                 gossip.step(step, rate)
         if way.average_every is not None and step % way.average_every == 0:
             crowd.average()
-        if step in marks:
-            curve_single.append(float(crowd.accuracies().mean()))
-            curve_bytes.append(float(np.mean([g.bytes for g in gossips])) + together(step))
+    every = 1 if way.synchronous else way.average_every
+    together = 0 if every is None else _allreduce_bytes(case, case.steps // every)
     accuracy = crowd.accuracies()
     outcome = Outcome(
-        bytes=[float(g.bytes + together(case.steps)) for g in gossips],
+        bytes=[float(g.bytes + together) for g in gossips],
         messages=[float(g.exchanges) for g in gossips],
         single=accuracy.mean(1).tolist(),
         worst=accuracy.amin(1).tolist(),
         mean_model=crowd.accuracy_of_means().tolist(),
         distance=crowd.distances().tolist(),
-        curve_bytes=curve_bytes,
-        curve_single=curve_single,
     )
     return outcome.averaged(case) if way.final_average else outcome
 

@@ -114,9 +114,8 @@ def _fetch(name: str, package: Package, install: bool) -> None:
     with installing.made_once(f"{name}-{tag}", install) as (folder, missing):
         if missing:
             print(f"installing {name}, once, into {folder}", file=sys.stderr)
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
-            pip += ["--quiet", "--no-deps", "--target", str(folder)]
-            installing.run(name, [*pip, *package.requirements])
+            words = ["install", "--quiet", "--no-deps", "--target", str(folder)]
+            installing.pip(name, [*words, *package.requirements])
     site.addsitedir(str(folder))
 
 

@@ -29,12 +29,9 @@ def prediction_ratios(rows: Rows, how: str) -> dict[str, float]:
 
 def predictions_table(rows: Rows, how: str) -> str:
     """A line for each size, a column for each layout."""
-    layouts = list(dict.fromkeys(row["layout"] for row in rows))
-    lines = []
-    for (nbytes,), here in sorted(report.grouped(rows, "bytes").items()):
-        shares = {row["layout"]: f"{_share(row, how):.2f}" for row in here}
-        lines.append([report.size_label(nbytes), *(shares.get(name, "-") for name in layouts)])
-    return report.table(["bytes", *layouts], lines)
+    in_order = sorted(rows, key=lambda row: row["bytes"])
+    size: dict[str, Any] = {"bytes": lambda row: report.size_label(row["bytes"])}
+    return report.pivot(in_order, size, "layout", lambda row: f"{_share(row, how):.2f}")
 
 
 def plot_predictions(rows: Rows, how: str, target: Path) -> None:

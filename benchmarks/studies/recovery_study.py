@@ -17,8 +17,7 @@ from harness.layouts import JobLayout, on_one_node, open_testbed, read_layout
 from harness.stopping import keeping
 from hsgd.errors import LaunchError
 from studies import recovery_figures as figures
-from studies.recovery_jobs import Training, run_training
-from studies.recovery_tasks import SAMPLES, write_samples
+from studies.recovery_jobs import SAMPLES, Training, run_training, write_samples
 
 __all__ = ["main"]
 
@@ -27,7 +26,7 @@ EPILOG = """\
 GPT of 0.25 M parameters on characters of Python's own sources (AdamW), by hvd.elastic.run, which
 commits every 10 steps; ranks that are left share the batch. Every --every seconds this program
 harms a rank that it draws: kills it (3 of 4; on several nodes 2 of 4), stops it (SIGSTOP; others
-give up after HSGD_TIMEOUT_S, --timeout), or kills all processes of a node, its agent too. Agents
+give up after HSGD_TIMEOUT_S, 5 s), or kills all processes of a node, its agent too. Agents
 start new ranks, which join. A fault waits until the one before was overcome, and two ranks are
 there that have made 5 steps.
 
@@ -54,6 +53,7 @@ examples:
 """
 EPOCHS = {"digits": 240, "gpt": 5}
 QUICK_EPOCHS = {"digits": 60, "gpt": 1}
+TIMEOUT_S = 5.0  # HSGD_TIMEOUT_S
 START_S = 120.0  # of a job, on a machine that others use too
 
 
@@ -84,7 +84,7 @@ def _trainings(
     while any(seconds > 0 for seconds in left_s.values()) and seed < options.seeds:
         epochs = options.epochs or (QUICK_EPOCHS if options.quick else EPOCHS)[task]
         limit_s = START_S + 20 * 60 * options.minutes
-        plain = Training(task, samples, seed, epochs, 0, options.timeout, limit_s)
+        plain = Training(task, samples, seed, epochs, 0, TIMEOUT_S, limit_s)
         most = max(layout.ranks for layout in options.layouts)
         row = _row("undisturbed", on_one_node(most), plain, failures)
         if row:
@@ -92,7 +92,7 @@ def _trainings(
         for layout in options.layouts:
             if left_s[layout.name] <= 0:
                 continue
-            harmed = Training(task, samples, seed, epochs, options.every, options.timeout, limit_s)
+            harmed = Training(task, samples, seed, epochs, options.every, TIMEOUT_S, limit_s)
             row = _row("disturbed", layout, harmed, failures)
             left_s[layout.name] -= row["seconds"] if row else 60 * options.minutes
             if row:
@@ -161,7 +161,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--minutes", type=float, help="of disturbed training, for each task and layout (default 10)"
     )
     add("--every", type=float, metavar="S", help="seconds between faults (default 20)")
-    add("--timeout", type=float, default=5.0, metavar="S", help="HSGD_TIMEOUT_S (default 5)")
     add("--epochs", type=int, help=f"of a training (default: {EPOCHS})")
     add("--seeds", type=int, help="trainings at most (default: as many as the time allows)")
     options = report.parse(parser, argv)
@@ -178,8 +177,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         ]
     except ValueError as error:
         parser.error(str(error))
-    if min(options.minutes, options.every, options.timeout, options.seeds) <= 0:
-        parser.error("--minutes, --every, --timeout, --seeds: above 0")
+    if min(options.minutes, options.every, options.seeds) <= 0:
+        parser.error("--minutes, --every, --seeds: above 0")
     if options.epochs is not None and options.epochs < 1:
         parser.error("--epochs: 1 or more")
     return options

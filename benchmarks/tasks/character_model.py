@@ -1,7 +1,6 @@
 """A character-level language model and its text: the sources of Python's standard library.
 
-Owns the split of the text, the batches and the model. Never communicates. The model is a
-transformer of the GPT-2 form (pre-norm, learned positions).
+The model is a transformer of the GPT-2 form (pre-norm, learned positions).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a training of rarely.py needs of its task, and the tasks by name.
-
-Owns the names and the loss. Never trains.
-"""
+"""What a training of rarely.py needs of its task, and the tasks by name."""
 
 from __future__ import annotations
 

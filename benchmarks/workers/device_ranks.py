@@ -26,7 +26,7 @@ Call = Callable[[Tensor], object]
 
 
 class Job:
-    """This rank, its device, and what it measures."""
+    """This rank, its device, and what it does when told: `tell_device`, `start`, `turn`."""
 
     def __init__(self, plan: dict[str, Any], rank: int, path: str) -> None:
         self.plan, self.rank, self.path = plan, rank, path
@@ -40,6 +40,8 @@ class Job:
         self.config = Config.from_env()
         self.host = self.comm("host")
         self._group: Any = None
+        self._calls: dict[str, Call] = {}
+        self._turns: Turns | None = None
 
     def comm(self, name: str, **changed: Any) -> Comm:
         """A communicator of its own."""
@@ -55,6 +57,25 @@ class Job:
             )
             self._group = dist.group.WORLD
         return self._group if backend == "gloo" else dist.new_group(backend=backend, timeout=LIMIT)
+
+    def tell_device(self) -> dict[str, Any]:
+        name = torch.cuda.get_device_name(self.device) if self.is_cuda else "host memory"
+        return {"device": name}
+
+    def start(self, name: str) -> dict[str, Any]:
+        """Why it does not work, in a line; "" where it does."""
+        try:
+            self._calls[name] = MAKERS[name](self)
+            self._calls[name](torch.ones(1000, device=self.device))
+            self.wait()
+        except Exception as error:
+            return {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+        return {"reason": ""}
+
+    def turn(self, name: str, nbytes: int) -> dict[str, Any]:
+        if self._turns is None or self._turns.nbytes != nbytes:
+            self._turns = Turns(self, nbytes)
+        return self._turns.take(name, self._calls[name])
 
     def wait(self) -> None:
         """For the device."""
@@ -163,36 +184,7 @@ class Turns:
         return {"seconds": seconds, "wrong": wrong}
 
 
-class Rank:
-    """What this rank does when it is told to: `device`, `start` a candidate, take a `turn`."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._calls: dict[str, Call] = {}
-        self._turns: Turns | None = None
-
-    def device(self) -> dict[str, Any]:
-        job = self._job
-        name = torch.cuda.get_device_name(job.device) if job.is_cuda else "host memory"
-        return {"device": name}
-
-    def start(self, name: str) -> dict[str, Any]:
-        """Why it does not work, in a line; "" where it does."""
-        try:
-            self._calls[name] = MAKERS[name](self._job)
-            self._calls[name](torch.ones(1000, device=self._job.device))
-            self._job.wait()
-        except Exception as error:
-            return {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
-        return {"reason": ""}
-
-    def turn(self, name: str, nbytes: int) -> dict[str, Any]:
-        if self._turns is None or self._turns.nbytes != nbytes:
-            self._turns = Turns(self._job, nbytes)
-        return self._turns.take(name, self._calls[name])
-
-
 def rank_main(plan: dict[str, Any], number: int, path: str, pipe: Any) -> None:
     """Body of a rank's process."""
-    rank = Rank(Job(plan, number, path))
-    orders(pipe, lambda order, *words: getattr(rank, order)(*words))
+    job = Job(plan, number, path)
+    orders(pipe, lambda order, *words: getattr(job, order)(*words))

@@ -14,7 +14,6 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,12 +41,6 @@ def timed(comm: Comm, run: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     run()
     return slowest(comm, time.perf_counter() - begin)
-
-
-def busy_s() -> float:
-    """Seconds that the cores of this machine have worked, all together, since it was started."""
-    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
-    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 # --- the box ---
@@ -111,12 +104,9 @@ def push_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
         opened.callback(plain.close)
         candidates["tcp"] = plain.both_ways
         seconds: dict[str, list[float]] = {name: [] for name in candidates}
-        busy: dict[str, list[float]] = {name: [] for name in candidates}
         for _ in range(rounds + 1):
             for name, run in candidates.items():
-                begin = busy_s()
                 seconds[name].append(timed(comm, run))
-                busy[name].append(busy_s() - begin)
         for box in boxes:
             box.refresh()
             out = np.empty(count, np.float32)
@@ -126,7 +116,6 @@ def push_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
     # The new values come back as float32, so no direction carries more than that.
     return [
         {"part": "push", "candidate": name, "bytes": nbytes, "s": took[1:]}
-        | {"cores_busy": sum(busy[name][1:]) / sum(took[1:])}
         for name, took in seconds.items()
     ]
 
@@ -200,33 +189,26 @@ class Horovod(Plain):
 
 
 class Elastic(Plain):
-    """ElasticAveraging, asynchronous."""
+    """ElasticAveraging."""
 
-    mode = "async"
     options: dict[str, Any] = {}  # noqa: RUF012
 
-    def __init__(self, shapes: list[tuple[int, ...]], comm: Comm) -> None:
+    def __init__(self, shapes: list[tuple[int, ...]], comm: Comm, mode: Any = "async") -> None:
         super().__init__(shapes, comm)
         self.optimizer = ElasticAveraging(
-            self.optimizer, self.parameters, comm, self.mode, **self.options
+            self.optimizer, self.parameters, comm, mode, **self.options
         )
 
     def close(self) -> None:
         self.optimizer.close()
 
 
-class Hybrid(Elastic):
-    """Synchronous within a node."""
-
-    mode = "hybrid"
-
-
-STEPPERS: dict[str, type[Plain]] = {
+STEPPERS: dict[str, Callable[..., Plain]] = {
     "compute": Plain,
     "two_level": TwoLevel,
     "horovod": Horovod,
     "async": Elastic,
-    "hybrid": Hybrid,
+    "hybrid": partial(Elastic, mode="hybrid"),  # synchronous within a node
 }
 
 
@@ -256,15 +238,6 @@ def step_times(comm: Comm, options: Any) -> list[dict[str, Any]]:
     for name, stepper in steppers.items():
         row: dict[str, Any] = {"part": "steps", "candidate": name, "bytes": nbytes}
         row["s"] = seconds[name]
-        if isinstance(stepper, Elastic):
-            metrics = stepper.optimizer.metrics()
-            done = max(1, metrics.exchanges)
-            row["of_an_exchange_s"] = {
-                "wait": metrics.wait_s / done,
-                "read_and_mix": metrics.mix_s / done,
-                "follow": metrics.follow_s / done,
-                "push_and_accumulate": metrics.push_s / done,
-            }
         rows.append(row)
         comm.barrier()
         stepper.close()

@@ -1,7 +1,7 @@
 """The ranks of io_throughput.py: processes that stay, take turns of a candidate, or open data sets.
 
-Samples, seconds and memory are measured there, and the rows of a candidate are compared with those
-of the HDF5 file. Candidates are in io_candidates.py.
+Samples and seconds are measured there, and the rows of a candidate are compared with those of the
+HDF5 file. Candidates are in io_candidates.py.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import itertools
 import multiprocessing
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import h5py
 
 from studies.io_candidates import CANDIDATES
 from studies.io_files import BATCH, READ_BYTES, DataSet
-from workers.staying_processes import START_S, StayingProcesses, memory_mb, orders
+from workers.staying_processes import START_S, StayingProcesses, orders
 
 __all__ = ["Ranks", "check"]
 
@@ -42,7 +41,6 @@ class Ranks:
         return {
             "samples_per_s": sum(a["samples"] for a in found) / max(a["seconds"] for a in found),
             "first_s": max(a["first_s"] for a in found),
-            "peak_mb": max(a["peak_mb"] for a in found),
         }
 
     def check(self, name: str, data: DataSet) -> None:
@@ -126,7 +124,6 @@ def _deliver(batches: Any, budget_s: float, step_bytes: int) -> dict[str, float]
     import torch
 
     step = torch.zeros(step_bytes, dtype=torch.uint8)
-    before_mb = _restart_peak()
     began = time.perf_counter()
     first_s, samples, touched = 0.0, 0, 0
     for batch in batches:
@@ -139,16 +136,4 @@ def _deliver(batches: Any, budget_s: float, step_bytes: int) -> dict[str, float]
         if time.perf_counter() - began > budget_s:
             break
     seconds = time.perf_counter() - began
-    return {
-        "samples": samples,
-        "seconds": seconds,
-        "first_s": first_s,
-        "peak_mb": max(0.0, memory_mb("VmHWM") - before_mb),
-        "touched": touched,
-    }
-
-
-def _restart_peak() -> float:
-    """Begin a new peak of the resident memory; what it is now, in MB."""
-    Path("/proc/self/clear_refs").write_text("5\n")
-    return memory_mb("VmRSS")
+    return {"samples": samples, "seconds": seconds, "first_s": first_s, "touched": touched}

@@ -5,7 +5,7 @@ batch. studies/recovery_jobs.py harms them.
 
     rank.py recovery_worker TASK DATA FOLDER SEED EPOCHS
 
-DATA: an .npz file of studies/recovery_tasks.py. Lines in FOLDER/HOST-PID.log, with times of
+DATA: an .npz file of studies/recovery_jobs.py. Lines in FOLDER/HOST-PID.log, with times of
 CLOCK_MONOTONIC: "begin PARENT TIME", "enter WORLD RANK SIZE STEP TIME", "step STEP TIME", "end
 TIME". Rank 0 writes FOLDER/score.json at the end.
 """

@@ -60,10 +60,6 @@ class Way:
         """
         return False
 
-    def chosen(self) -> dict[str, int]:
-        """What it stays with."""
-        return {}
-
     def end(self) -> None:
         """Collective."""
 
@@ -110,17 +106,6 @@ class ByHorovod(Way):
         if choice.steps_left == 0 and choice.during_s is not None:
             self._strategies[self._count] = "overlap" if choice.overlaps else "after_backward"
         return bool(choice.steps_left > 0)
-
-    def chosen(self) -> dict[str, int]:
-        """Whether gradients travel during backward, where that is known, and what a trial found."""
-        choice = getattr(self._made(), "overlap_choice", None)
-        if choice is None:
-            return {}
-        found = {"overlaps": int(choice.overlaps)}
-        if choice.during_s is not None:
-            found["during_us"] = int(1e6 * choice.during_s)
-            found["after_us"] = int(1e6 * choice.after_s)
-        return found
 
     def tried(self) -> int:
         """Lines in the log of Horovod's autotuner, on the rank that writes it."""
@@ -225,7 +210,7 @@ class Bench:
         plain()
         step()
         self._steps = plain, step
-        return {"both_s": time.perf_counter() - begin, "tuning": self._way.chosen()}
+        return {"both_s": time.perf_counter() - begin}
 
     def tune(self, seconds: str) -> dict[str, Any]:
         """Steps for a way that tunes itself, until it is done with that or `seconds` have passed.
@@ -273,20 +258,16 @@ class Bench:
         return step
 
     def measure(self, count: str) -> dict[str, Any]:
-        """Seconds of `count` steps of both kinds, in turn, and of processor time in this process.
-        Collective.
-        """
+        """Seconds of `count` steps of both kinds, in turn. Collective."""
         assert self._steps is not None
         found: list[list[float]] = [[], []]
-        worked: list[list[float]] = [[], []]
         for _ in range(int(count)):
             for kind, step in enumerate(self._steps):
                 WORLD.Barrier()
-                begin, work = time.perf_counter(), time.process_time()
+                begin = time.perf_counter()
                 step()
                 found[kind].append(time.perf_counter() - begin)
-                worked[kind].append(time.process_time() - work)
-        return {"plain": found[0], "step": found[1], "worked": worked}
+        return {"plain": found[0], "step": found[1]}
 
     def weigh(self, case: str) -> dict[str, Any]:
         """Resident bytes that this rank gains by a model that is trained. Collective."""

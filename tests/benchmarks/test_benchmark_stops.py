@@ -61,7 +61,7 @@ def test_steps_of_training_are_kept(
     program: Any, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure_one(place: Any, ways: Any, cases: Any, turns: int, said: Any, found: Any) -> None:
-        found[case, "hsgd"] = training.Samples([1e-3], [3e-3], [1e-3], [3e-3])
+        found[case, "hsgd"] = training.Samples([1e-3], [3e-3])
         found[case, "ddp"] = training.Samples([], [])  # it was made, and not measured
         sys.exit(143)
 
@@ -77,7 +77,7 @@ def test_times_are_kept_when_memory_was_not_measured_any_more(
 ) -> None:
     def measure(place: Any, ways: Any, cases: Any, turns: int, said: Any, found: Any) -> None:
         for name, step_s in (("hsgd-node-shared", 2e-3), ("horovod", 6e-3)):
-            found["bert+sgd", name] = training.Samples([1e-3], [step_s], [1e-3], [step_s])
+            found["bert+sgd", name] = training.Samples([1e-3], [step_s])
 
     def weigh(place: Any, ways: Any, cases: Any, said: Any, found: Any) -> None:
         found["bert+sgd", "hsgd-node-shared"] = [100, 110]

@@ -14,8 +14,14 @@ from simulation import runs
 from simulation.bounds import bound
 from simulation.cases import COLLECTIVES, Selection
 from simulation.figures import draw, ratios, tables
-from simulation.local_level import LocalLevel, read_local_level
-from simulation.network_fit import Constants, Layout, Surface, fit
+from simulation.network_fit import (
+    Constants,
+    Layout,
+    LocalLevel,
+    Surface,
+    fit,
+    read_local_level,
+)
 from simulation.platforms import KINDS, Link, Platform, platform
 
 __all__: list[str] = []

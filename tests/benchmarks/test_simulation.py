@@ -11,8 +11,7 @@ import pytest
 
 from simulation import runs
 from simulation.cases import COLLECTIVES, Found, Selection, measure
-from simulation.local_level import LocalLevel
-from simulation.network_fit import Constants, Layout
+from simulation.network_fit import Constants, Layout, LocalLevel
 from simulation.platforms import KINDS, platform
 
 __all__: list[str] = []
