@@ -110,18 +110,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--models", nargs="+", choices=MODELS, default=["resnet50", "1000x256"])
     add("--np", type=int, default=2, help="ranks (default 2)")
-    add("--nodes", nargs="+", default=[], metavar="LAYOUT", help="virtual nodes, like 2x2@10gbit")
+    add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@10gbit")
     add("--rounds", type=int, help="steps of each candidate (default 60)")
-    options = report.parse(parser, argv)
+    options = report.parse(parser, argv, nodes=read_layout)
     rounds = options.rounds or (15 if options.quick else 60)
     if rounds < 1:
         parser.error("--rounds: 1 or more")
-    try:
-        layouts = [read_layout(text) for text in options.nodes] or [on_one_node(options.np)]
-    except ValueError as error:
-        parser.error(str(error))
+    layouts = options.nodes or [on_one_node(options.np)]
     rows, failures, stopped = measure(options.models, layouts, rounds)
-    settings = {"rounds": rounds, "np": options.np, "nodes": options.nodes}
+    nodes = [layout.name for layout in options.nodes]
+    settings = {"rounds": rounds, "np": options.np, "nodes": nodes}
     document = report.document("ddp", settings, ratios(rows), rows, failures, stopped.code)
     report.publish(options, document, table(document), plot)
     return stopped.code or int(bool(failures))

@@ -25,8 +25,8 @@ from harness.worker_jobs import WorkerJobs
 __all__ = ["main", "ratios"]
 
 NOTES = """\
-box: every worker reads, pushes and mixes at once; the limit is a copy, a sum in place, or the same
-arithmetic by torch, of the same bytes, by as many workers at once, in turns in one job.
+box: every worker reads and pushes at once; the limit is a copy, or a sum in place, of the same
+bytes, by as many workers at once, in turns in one job.
 push: the last rank's push into a box that another node owns, until the new values are back, as
 float32; the limit is the link's rate for their bytes. "tcp" moves as many bytes each way at once,
 without a box: what the link and the cores of this machine allow.
@@ -43,15 +43,16 @@ a cosine to a tenth, equal epochs, paired seeds, each method with the rate that 
 seeds and on images held out of the training; percent of test images right at the mean of all
 models, and of the worst single one. Of workers that wait for nobody accuracy depends on how fast
 they are beside one another: each step of async and hybrid lasts 0.7 ms for each worker there is,
-as if all had processors of their own. "slowest" is the time of the slowest worker over that of the fastest, "staleness" how many changes of others
-came between a read and the end of a push, in the mean. "-pull" is with pull_rate 0.9.
+as if all had processors of their own. "slowest" is the time of the slowest worker over that of the
+fastest, "staleness" how many changes of others came between a read and the end of a push, in the
+mean. "-pull" is with pull_rate 0.9.
 
 Ratios, above 1 is ahead: vs_limit/CASE is limit / time, vs_tcp/CASE is that of plain TCP / time,
 vs_peer/exposed/CASE what a step of Horovod exposes / what ours does, vs_two_level likewise;
 vs_undisturbed/CASE is a rate / the undisturbed one; gain/CASE are points of accuracy over
 synchronous training, paired over seeds, and error_of_gain/CASE half of their 95 % interval. The
-JSON file is written anew after each job, so a run that is interrupted
-leaves what it has; a job that takes longer than ten minutes is ended, and the run goes on.
+JSON file is written anew after each job; one that takes longer than ten minutes is ended, and the
+run goes on.
 
 Virtual nodes need Linux and root; they share the cores of this machine.
 
@@ -67,7 +68,7 @@ SLOW_PARTS = ("steps", "study")  # for --quick
 BESIDE = ("compute", "two_level", "async", "hybrid")
 PAPER = ("inception_v1", "resnet50", "inception_resnet_v2", "vgg16")
 ITERATION = ("computation", "read", "mix", "push", "accumulate", "iteration")
-LIMITS = {"read": "copy", "accumulate": "add", "elastic": "mix", "exchange": "mix"}
+LIMITS = {"read": "copy", "accumulate": "add"}
 SPEEDS = {"slowest_to_fastest": "slowest", "staleness": "staleness"}  # and what they are called
 RATES = {"1gbit": 1e9, "10gbit": 1e10}
 STEPS_ON, INTERVAL = "2x2@1gbit", 4  # steps between exchanges
@@ -186,6 +187,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         jobs = WorkerJobs(WORKER, Path(folder), QUICK_LIMIT_S if quick else JOB_LIMIT_S)
+
+        def written(stopped: int) -> dict[str, Any]:
+            found = (ratios(rows), rows, jobs.failures, stopped)
+            return report.document("elastic", vars(options), *found)
+
         planned = [job for part in parts for job in _jobs(part, options)]
         with keeping() as stopped, tqdm(total=len(planned), unit="job", disable=None) as progress:
             for layout, plan in planned:
@@ -194,19 +200,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                     rows.append({"layout": layout.name, "ranks": layout.ranks, **row})
                 progress.update()
                 if options.json:
-                    report.write_json(options.json, _document(options, rows, jobs.failures))
-    document = _document(options, rows, jobs.failures, stopped.code)
+                    report.write_json(options.json, written(0))
+    document = written(stopped.code)
     report.publish(options, document, _text(document), plot)
     return stopped.code or int(bool(jobs.failures or not rows))
-
-
-def _document(
-    options: Any,
-    rows: Sequence[Mapping[str, Any]],
-    failures: Sequence[str],
-    stopped: int = 0,
-) -> dict[str, Any]:
-    return report.document("elastic", vars(options), ratios(rows), rows, failures, stopped)
 
 
 def _text(document: Mapping[str, Any]) -> str:

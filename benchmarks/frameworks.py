@@ -193,11 +193,7 @@ def measure_all(
     return rows, failures
 
 
-def _requirements(chosen: Sequence[Program]) -> dict[str, list[str]]:
-    return {each.name: (each.folder / "requirements.txt").read_text().split() for each in chosen}
-
-
-def _parser() -> argparse.ArgumentParser:
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     programs = "".join(f"  {each.name:16} {each.about}\n" for each in PROGRAMS)
     parser = report.argument_parser(
         "Run programs of others over gloo and over hsgd, and compare.",
@@ -211,27 +207,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, help="runs of each candidate (default 3)")
     add("--steps", type=int, help="steps of a run (default 40)")
     add("--limit-s", type=float, default=300.0, metavar="S", help="of one run (default 300)")
-    return parser
+    options = report.parse(parser, argv)
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    options.steps = options.steps or (20 if options.quick else 40)
+    if options.rounds < 1 or options.steps <= figures.WARM_UP or options.limit_s <= 0:
+        parser.error(f"--rounds: 1 or more; --steps: above {figures.WARM_UP}; --limit-s: above 0")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 1 where a program failed or its losses differ."""
-    parser = _parser()
-    options = report.parse(parser, argv)
-    rounds = options.rounds or (1 if options.quick else 3)
-    steps = options.steps or (20 if options.quick else 40)
-    if rounds < 1 or steps <= figures.WARM_UP or options.limit_s <= 0:
-        parser.error(f"--rounds: 1 or more; --steps: above {figures.WARM_UP}; --limit-s: above 0")
+    options = _read(argv)
     chosen = [each for each in PROGRAMS if not options.only or each.name in options.only]
-    settings = {"rounds": rounds, "steps": steps, "workers": WORKERS}
+    settings = {"rounds": options.rounds, "steps": options.steps, "workers": WORKERS}
     try:
-        rows, failures = measure_all(chosen, steps, rounds, options.limit_s)
+        rows, failures = measure_all(chosen, options.steps, options.rounds, options.limit_s)
     except PeerMissing as missing:
         rows, failures = [], [str(missing)]
     found = figures.ratios(rows)
+    requirements = {p.name: (p.folder / "requirements.txt").read_text().split() for p in chosen}
     document = report.document(
         *("frameworks", settings, found, rows, failures),
-        meta={"requirements": _requirements(chosen)},
+        meta={"requirements": requirements},
     )
     text = f"one step, median milliseconds\n{figures.table(rows)}" if rows else ""
     report.publish(options, document, text, lambda doc, png: figures.plot(doc["results"], png))

@@ -51,9 +51,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when links could not be measured, and 130 or 143
-    when it was interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 when links could not be measured."""
     options = _read(argv)
     torch.set_num_threads(1)
     names = ("seeds", "steps", "rates", "target", "link_steps", "turns")
@@ -237,7 +235,8 @@ def _draw_seconds(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axis.set_xlabel("seconds")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with what --quick changes."""
     parser = report.argument_parser(
         *(str(__doc__).splitlines()[0], EPILOG),
         quick="few seeds, steps and candidates",
@@ -257,12 +256,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--link-steps", type=int, default=260, help="most steps on links")
     add("--turns", type=int, default=2, help="of each candidate on links")
     add("--limit-s", type=float, help="begin nothing new after so long, and keep what there is")
-    return parser
-
-
-def _read(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options, with what --quick changes."""
-    options = report.parse(_parser(), argv)
+    options = report.parse(parser, argv)
     quick = options.quick
     if options.links is None:
         options.links = [] if quick else ["100mbit", "1gbit"]

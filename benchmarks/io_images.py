@@ -18,12 +18,12 @@ from typing import Any
 from harness import report
 from harness.stopping import keeping
 from images.image_files import make_images
-from images.image_loaders import CANDIDATES, Candidate
+from images.image_loaders import CANDIDATES
 from images.image_reader import read
-from studies.io_packages import leave_out
+from studies.io_packages import Candidate, usable
 from workers.staying_processes import StayingProcesses
 
-__all__ = ["main", "ratios", "usable"]
+__all__ = ["main"]
 
 CASES = {
     "random": "a random part of each image, mirrored or not, at 224 x 224",
@@ -67,14 +67,6 @@ class Found(report.Measured):
 
     turns: dict[tuple[str, str], list[dict[str, float]]] = field(default_factory=dict)
     memory: dict[str, list[float]] = field(default_factory=dict)
-
-
-def usable(chosen: Sequence[Candidate], install: bool, left_out: dict[str, str]) -> list[Candidate]:
-    """Those that can be used here; packages that are missing go to `left_out`, with the reason."""
-    names = {name for candidate in chosen for name in candidate.needs()}
-    # torchvision before streaming, which may replace it
-    leave_out(sorted(names, reverse=True), install, left_out)
-    return [c for c in chosen if not c.needs() & left_out.keys()]
 
 
 def measure(chosen: Sequence[Candidate], options: argparse.Namespace, found: Found) -> None:
@@ -235,9 +227,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 when nothing was measured."""
     parser = _parser()
     options = report.parse(parser, argv)
     options.images = options.images or (192 if options.quick else 1000)

@@ -21,9 +21,9 @@ from harness import report
 from harness.stopping import keeping
 from remote import exchange_study, remote_study
 from studies import io_records
-from studies.io_candidates import CANDIDATES, Candidate, fio_rate
+from studies.io_candidates import CANDIDATES, fio_rate
 from studies.io_files import SMALL, DataSet, can_drop_caches, drop_caches, make, warm
-from studies.io_packages import leave_out
+from studies.io_packages import Candidate, usable
 from workers.io_ranks import Ranks
 
 __all__ = ["main"]
@@ -60,6 +60,7 @@ examples:
       --candidates hsgd hsgd-order loader-2 h5py-slabs --json cold.json
   python benchmarks/io_throughput.py --remote --plain --candidates hsgd-again hsgd-disk-again
 """
+SIZES = (3 << 10, 64 << 10, 150 << 10, 4 << 20)
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def plot(doc: Mapping[str, Any], target: Path) -> None:
     report.plot_bars(doc["results"], target, heights, by=("state", "bytes", "ranks"))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = report.argument_parser(
         *("Samples per second from files to the training loop.", EPILOG),
         quick="two sizes, 256 MB, warm, few turns: under a minute",
@@ -239,18 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--copy", action="store_true", help="the loop copies each batch, instead of touching pages")
     add("--peers", action="store_true", help="download peers that are not there yet")
     add("--folder", type=Path, help="where data is made and kept; default: a temporary one")
-    return parser
-
-
-def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
-    options = report.parse(parser, argv)
+    options = report.parse(parser, argv, sizes=report.read_size)
     quick = options.quick
-    try:
-        sizes = options.sizes or (["3KB", "64KB"] if quick else ["3KB", "64KB", "150KB", "4MB"])
-        options.sizes = [report.read_size(text) for text in sizes]
-    except ValueError as error:
-        parser.error(str(error))
+    options.sizes = options.sizes or list(SIZES[: 2 if quick else None])
     names = {candidate.name for candidate in CANDIDATES}
     unknown = set(options.candidates or ()) - names
     if unknown:
@@ -270,7 +262,7 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
 def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found: Found) -> None:
     """All cases, and the files that they need."""
     folder = options.folder or Path(tempfile.mkdtemp(prefix="hsgd-io-"))
-    totals = {"warm": options.total, "cold": 4 * options.total}
+    totals = {"warm": options.total, "cold": options.total * (1 if options.quick else 4)}
     try:
         for sample_bytes in options.sizes:
             for state in options.state:
@@ -289,12 +281,6 @@ def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def usable(chosen: Sequence[Candidate], install: bool, left_out: dict[str, str]) -> list[Candidate]:
-    """Those that can read here; packages that the others need go to `left_out`, with the reason."""
-    leave_out(sorted({p for each in chosen for p in each.packages()}), install, left_out)
-    return [c for c in chosen if not c.packages() & left_out.keys()]
-
-
 def _document(options: argparse.Namespace, found: Found, stopped: int = 0) -> dict[str, Any]:
     compared = ratios(found.rows, found.openings)
     return report.document(
@@ -305,9 +291,7 @@ def _document(options: argparse.Namespace, found: Found, stopped: int = 0) -> di
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 when nothing was measured."""
     options = _settings(argv)
     names = options.candidates or [c.name for c in CANDIDATES if not options.quick or c.quick]
     chosen = [c for c in CANDIDATES if c.name in names]

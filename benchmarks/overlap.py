@@ -9,7 +9,7 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,48 +78,28 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-class Run:
-    """The cases of one call of the program; what is measured goes to the file at once."""
-
-    def __init__(self, jobs: WorkerJobs, options: Any) -> None:
-        self.jobs, self._options = jobs, options
-        self.rows: list[dict[str, Any]] = []
-
-    def steps(self, layout: JobLayout, model: str) -> None:
-        """All candidates on one layout."""
-        options, jobs = self._options, self.jobs
-        plan = {"model": model, "width": options.width or WIDTHS[model]}
-        plan |= {"rounds": options.rounds, "steps": options.steps}
-        result = jobs.run(layout, {**plan, "batch": 0, "candidates": CANDIDATES})
-        if result is None:
-            return
-        times = {**result["seconds"], "communication": [result["communication_s"]]}
-        if not options.no_horovod:
-            plan |= {"batch": result["batch"], "candidates": ["horovod"]}
-            alone = jobs.run(layout, plan)
-            times |= alone["seconds"] if alone else {}
-        wrong = {name: value for name, value in result["apart"].items() if not value < CLOSE}
-        jobs.failures += [f"{layout.name} {model}: {n} is off by {v:g}" for n, v in wrong.items()]
-        case = {"layout": layout.name, "ranks": layout.ranks, "model": model}
-        case |= {"batch": result["batch"], "bytes": result["bytes"]}
-        kinds = {"compute": "limit", "communication": "limit", "horovod": "peer", "ddp": "peer"}
-        for name, values in times.items():
-            row = {**case, "candidate": name, "kind": kinds.get(name, "hsgd")}
-            self.rows.append({**row, **report.statistics(values)})
-
-    def puts(self) -> None:
-        """put_notify on one node."""
-        for row in self.jobs.run(on_one_node(2), {}, PUT_WORKER) or []:
-            seconds = row.pop("seconds")
-            self.rows.append({"layout": "np2", **row, **report.statistics(seconds)})
-
-    def document(self, stopped: int = 0) -> dict[str, Any]:
-        found = (ratios(self.rows), self.rows, self.jobs.failures)
-        return report.document("overlap", vars(self._options), *found, stopped)
-
-    def write(self) -> None:
-        if self._options.json:
-            report.write_json(self._options.json, self.document())
+def steps(
+    jobs: WorkerJobs, options: Any, layout: JobLayout, model: str
+) -> Iterator[dict[str, Any]]:
+    """Rows of all candidates on one layout."""
+    plan = {"model": model, "width": options.width or WIDTHS[model]}
+    plan |= {"rounds": options.rounds, "steps": options.steps}
+    result = jobs.run(layout, {**plan, "batch": 0, "candidates": CANDIDATES})
+    if result is None:
+        return
+    times = {**result["seconds"], "communication": [result["communication_s"]]}
+    if not options.no_horovod:
+        plan |= {"batch": result["batch"], "candidates": ["horovod"]}
+        alone = jobs.run(layout, plan)
+        times |= alone["seconds"] if alone else {}
+    wrong = {name: value for name, value in result["apart"].items() if not value < CLOSE}
+    jobs.failures += [f"{layout.name} {model}: {n} is off by {v:g}" for n, v in wrong.items()]
+    case = {"layout": layout.name, "ranks": layout.ranks, "model": model}
+    case |= {"batch": result["batch"], "bytes": result["bytes"]}
+    kinds = {"compute": "limit", "communication": "limit", "horovod": "peer", "ddp": "peer"}
+    for name, values in times.items():
+        row = {**case, "candidate": name, "kind": kinds.get(name, "hsgd")}
+        yield {**row, **report.statistics(values)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,37 +110,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         png="plot the steps there",
     )
     add = parser.add_argument
-    add("--layouts", nargs="*", metavar="2x1@1gbit", help="virtual nodes")
+    add("--layouts", nargs="*", default=LAYOUTS, metavar="2x1@1gbit", help="virtual nodes")
     add("--models", nargs="+", choices=WIDTHS, help="default: all, with --quick mlp")
     add("--width", type=int, help="of the model's layers")
     add("--rounds", type=int, help="turns of each candidate (default 7)")
     add("--steps", type=int, default=6, help="steps of a turn (default 6)")
     add("--limit-s", type=float, default=1500.0, help="begin no case after that (default 1500)")
     add("--no-horovod", action="store_true", help="leave out Horovod")
-    options = report.parse(parser, argv)
+    options = report.parse(parser, argv, layouts=read_layout)
     options.rounds = options.rounds or (3 if options.quick else 7)
     if options.quick and options.width is None:
         options.width = 256
-    names = options.layouts
-    if names is None:
-        names = ["2x1@1gbit"] if options.quick else list(LAYOUTS)
-    try:
-        layouts = [read_layout(name) for name in names]
-    except ValueError as error:
-        parser.error(str(error))
+    if options.quick:
+        options.layouts = options.layouts[:1]
     options.models = options.models or (["mlp"] if options.quick else list(WIDTHS))
     end = time.monotonic() + options.limit_s
+    rows: list[dict[str, Any]] = []
+    settings = {**vars(options), "layouts": [layout.name for layout in options.layouts]}
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(WorkerJobs(WORKER, Path(folder), JOB_LIMIT_S), options)
+        jobs = WorkerJobs(WORKER, Path(folder), JOB_LIMIT_S)
+
+        def written(stopped: int) -> dict[str, Any]:
+            return report.document("overlap", settings, ratios(rows), rows, jobs.failures, stopped)
+
         with keeping() as stopped:
-            run.puts()
-            for layout, model in itertools.product(layouts, options.models):
+            for row in jobs.run(on_one_node(2), {}, PUT_WORKER) or []:
+                seconds = report.statistics(row.pop("seconds"))
+                rows.append({"layout": "np2", **row, **seconds})
+            for layout, model in itertools.product(options.layouts, options.models):
                 if time.monotonic() > end:
-                    run.jobs.failures.append(f"{layout.name} {model}: no time left for it")
+                    jobs.failures.append(f"{layout.name} {model}: no time left for it")
                     continue
-                run.steps(layout, model)
-                run.write()
-    document = run.document(stopped.code)
+                rows += steps(jobs, options, layout, model)
+                if options.json:
+                    report.write_json(options.json, written(0))
+    document = written(stopped.code)
     report.publish(options, document, tables(document), plot)
     return stopped.code or int(bool(document["failures"]))
 
@@ -168,31 +152,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def tables(document: Mapping[str, Any]) -> str:
     """Steps, and puts, as text."""
     rows = [row for row in document["results"] if "put_notify" not in row]
-    ratios = document["ratios"]
-    parts = []
-    if rows:
-        parts.append(
-            "one step, median milliseconds; of bound: max(compute, communication) / tree_overlap"
-        )
-        parts.append(
-            report.pivot(
-                rows,
-                {"layout": "layout", "model": "model"},
-                "candidate",
-                lambda row: f"{row['median_us'] / 1e3:.1f}",
-                {
-                    "of bound": lambda r: ratios.get(
-                        f"vs_limit/tree_overlap/{r['layout']}/{r['model']}"
-                    )
-                },
-            )
-        )
     puts = [row for row in document["results"] if "put_notify" in row]
+    case = {"layout": "layout", "model": "model"}
     columns: dict[str, Any] = {
         "bytes": lambda row: report.size_label(row["bytes"]),
         "over": "put_notify",
         "time": lambda row: f"{row['median_us']:.1f}",
     }
+
+    def bound(row: Mapping[str, Any]) -> float | None:
+        return document["ratios"].get(f"vs_limit/tree_overlap/{row['layout']}/{row['model']}")
+
+    parts = []
+    if rows:
+        cell = lambda row: f"{row['median_us'] / 1e3:.1f}"  # noqa: E731
+        parts += [
+            "one step, median milliseconds; of bound: max(compute, communication) / tree_overlap",
+            report.pivot(rows, case, "candidate", cell, {"of bound": bound}),
+        ]
     if puts:
         parts.append("put_notify on one node, half a round trip, median microseconds")
         parts.append(report.rows_table(puts, columns))

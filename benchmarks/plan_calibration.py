@@ -43,6 +43,7 @@ LAYOUTS = (
     *(f"{shape}@{rate}" for rate in ("1gbit", "10gbit") for shape in SHAPES),
     *("2x1@100mbit", "2x2@100mbit"),
 )
+QUICK_LAYOUTS = ("2x1@1gbit", "2x2@100mbit")
 SIZES = (8, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 _CANDIDATE = "hsgd-c"
 
@@ -58,12 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--nodes", nargs="+", metavar="LAYOUT", default=LAYOUTS, help="virtual nodes with a rate")
     add("--rounds", type=int, help="turns of each case (default 4)")
     add("--constants", type=Path, metavar="FILE", help="write the constants there, for hsgd plan")
-    options = report.parse(parser, argv, "constants")
-    names = ("2x1@1gbit", "2x2@100mbit") if options.quick else options.nodes
-    try:
-        layouts = (on_one_node(2), *map(read_layout, names))
-    except ValueError as error:
-        parser.error(str(error))
+    options = report.parse(parser, argv, "constants", nodes=read_layout)
+    nodes = map(read_layout, QUICK_LAYOUTS) if options.quick else options.nodes
+    layouts = (on_one_node(2), *nodes)
     if len(layouts) < 3 or any(layout.rate is None for layout in layouts[1:]):
         parser.error("--nodes: give two layouts or more, each with a rate, such as 2x2@1gbit")
     plan = MeasurementPlan(
@@ -131,13 +129,11 @@ def _document(
         f"{layouts} on {os.cpu_count()} cores ({facts['host']['cpu']}), {facts['date'][:10]}, "
         "benchmarks/plan_calibration.py"
     )
+    cluster = ("nodes", "ranks_per_node", "link_gbit", "cores")
     measured = [
         {
             "layout": case.layout,
-            "nodes": case.cluster.nodes,
-            "ranks_per_node": case.cluster.ranks_per_node,
-            "link_gbit": case.cluster.link_gbit,
-            "cores": case.cluster.cores,
+            **{name: getattr(case.cluster, name) for name in cluster},
             "bytes": case.nbytes,
             "seconds": float(f"{case.seconds:.4g}"),
         }

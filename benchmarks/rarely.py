@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from harness import report
-from harness.layouts import JobLayout, rank_command, read_layout
+from harness.layouts import rank_command, read_layout
 from harness.stopping import keeping
 from harness.worker_jobs import WorkerJobs
 from tasks.training_task import TASKS
@@ -122,9 +122,7 @@ def _until(row: Mapping[str, Any], loss: float, column: int) -> float | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when a job failed, and 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 when a job failed."""
     options = _read(argv)
     rows: list[dict[str, Any]] = []
     left_out = list(filter(None, map(missing, options.ways)))
@@ -285,7 +283,7 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
         png="plot losses there",
     )
     add = parser.add_argument
-    add("--layouts", nargs="+", type=_layout, metavar="L", help="such as 2x2 or 4x1@100mbit")
+    add("--layouts", nargs="+", metavar="L", help="such as 2x2 or 4x1@100mbit")
     add("--ways", nargs="+", choices=WAYS, metavar="WAY", help=f"of {', '.join(WAYS)}; all")
     add("--task", choices=TASKS, default="text", help="what is learned (default text)")
     add("--seeds", type=int, help="paired trainings (default 5)")
@@ -303,7 +301,7 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
         help="of DiLoCo's outer steps (default: text 0.7 0.5, vision 0.7 0.9)",
     )
     add("--limit-s", type=float, help="begin no job after so long, and keep what there is")
-    options = report.parse(parser, argv)
+    options = report.parse(parser, argv, layouts=read_layout)
     options.layouts = options.layouts or [read_layout("2x1" if options.quick else "4x1")]
     options.ways = options.ways or list(QUICK if options.quick else WAYS)
     options.ways.sort(key=lambda way: way != BASE)
@@ -337,13 +335,6 @@ def _fill_in(parser: argparse.ArgumentParser, options: argparse.Namespace) -> No
     options.outer = options.outer or list(TASKS[options.task].outer)
     if options.rate is None:
         options.rate = RATE_AFTER_PRETRAINING if options.pretrain else TASKS[options.task].rate
-
-
-def _layout(text: str) -> JobLayout:
-    try:
-        return read_layout(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

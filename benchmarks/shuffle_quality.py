@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,14 @@ ORDERS = {
 
 @dataclass(frozen=True)
 class Data:
-    """A class-sorted training set and a test set."""
+    """A class-sorted training set and a test set; accuracy and entropy of each seed, by order."""
 
     name: str
     image: np.ndarray
     label: np.ndarray
     test_image: torch.Tensor
     test_label: torch.Tensor
+    values: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
 def digits() -> Data:
@@ -192,28 +193,18 @@ def train(
     return list(zip(accuracies, torch.stack(bits).mean(0).tolist(), strict=True))
 
 
-@dataclass
-class Found:
-    """Accuracy and entropy of each seed, by order, of one data set."""
-
-    data: Data
-    values: dict[str, list[tuple[float, float]]]
-
-
-def extend(found: Found, folder: Path, seeds: Sequence[int], epochs: int) -> None:
+def extend(found: Data, folder: Path, seeds: Sequence[int], epochs: int) -> None:
     """Its orders with these seeds."""
-    name = found.data.name
+    name = found.name
     source = folder / f"{name}.npz"
-    np.savez(source, image=found.data.image, label=found.data.label)
+    np.savez(source, image=found.image, label=found.label)
     ordered = folder / f"{name}-ordered"
     convert_to_slabs(source, ordered, permute=False)
     permuted = [folder / f"{name}-{seed}" for seed in seeds]
     for seed, target in zip(seeds, permuted, strict=True):
         convert_to_slabs(source, target, seed=seed)  # another permutation for each seed
     trained = {
-        order: train(
-            found.data, permuted if permute else [ordered] * len(seeds), shuffle, seeds, epochs
-        )
+        order: train(found, permuted if permute else [ordered] * len(seeds), shuffle, seeds, epochs)
         for order, (permute, shuffle) in ORDERS.items()
         if order in found.values
     }
@@ -221,7 +212,7 @@ def extend(found: Found, folder: Path, seeds: Sequence[int], epochs: int) -> Non
         found.values[order] += values
 
 
-def rows_of(found: Found, epochs: int) -> list[dict[str, Any]]:
+def rows_of(found: Data, epochs: int) -> list[dict[str, Any]]:
     """A row of results for each order; none before the first seeds are through."""
     full = found.values["full"]
     rows = []
@@ -230,7 +221,7 @@ def rows_of(found: Found, epochs: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "candidate": order,
-                "data": found.data.name,
+                "data": found.name,
                 "seeds": len(values),
                 "epochs": epochs,
                 "accuracy": round(statistics.mean(v[0] for v in values), 3),
@@ -304,12 +295,14 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; 130 or 143 when it was interrupted, with what was there by then."""
+    """Run the command line."""
     options = _settings(argv)
     torch.set_num_threads(1)
     began = time.monotonic()
     orders = ["full", *(order for order in options.orders or ORDERS if order != "full")]
-    found = [Found(SETS[name](), {order: [] for order in orders}) for name in options.data or SETS]
+    found = [SETS[name]() for name in options.data or SETS]
+    for one in found:
+        one.values.update({order: [] for order in orders})
     settings = {"seeds": options.seeds, "epochs": options.epochs, "limit_s": options.limit}
     rows: list[dict[str, Any]] = []
 
@@ -324,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows = [row for part in found for row in rows_of(part, options.epochs)]
                 if options.json:
                     report.write_json(options.json, document(rows, settings, 0))
-                print(f"{one.data.name}: {seeds.stop} seeds", file=sys.stderr, flush=True)
+                print(f"{one.name}: {seeds.stop} seeds", file=sys.stderr, flush=True)
     found_now = document(rows, settings, stopped.code)
     report.publish(options, found_now, table(rows) if rows else "", plot)
     return stopped.code

@@ -21,7 +21,7 @@ from simulation.calibration import calibrate
 from simulation.cases import COLLECTIVES, SIZES, Found, Selection, measure
 from simulation.figures import draw, ratios, tables
 from simulation.network_fit import MEASURED
-from simulation.platforms import KINDS, NODES, Link
+from simulation.platforms import NODES, Link
 
 __all__ = ["main"]
 
@@ -45,30 +45,23 @@ simulated.
 
 examples:
   python benchmarks/simulate.py --quick
-  python benchmarks/simulate.py --nodes 1024 --networks fat_tree --collectives allreduce barrier
+  python benchmarks/simulate.py --nodes 1024 --collectives allreduce barrier
   python benchmarks/simulate.py --json simulate.json --png simulate.png
   python benchmarks/simulate.py --calibrate --json calibration.json
 """
-_QUICK = {"networks": KINDS[:1], "nodes": (16,), "sizes": (8, 64 << 10, 1 << 20)}
+_QUICK = {"nodes": (16,), "sizes": (8, 64 << 10, 1 << 20)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 1 where a value was wrong, the simulator failed or is missing."""
     parser = _parser()
-    options = report.parse(parser, argv)
-    if options.calibrate:
-        try:
-            runs.check_program()
-            return calibrate(options)
-        except (OSError, RuntimeError, ValueError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+    options = report.parse(parser, argv, sizes=report.read_size)
+    selection = _selection(parser, options)
     try:
-        selection = _selection(options)
         runs.check_program()
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    except RuntimeError as error:
+        if options.calibrate:
+            return calibrate(options)
+    except (OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     found = Found()
@@ -100,7 +93,6 @@ def _parser() -> argparse.ArgumentParser:
         "each layout with constants fitted to the others",
     )
     add("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
-    add("--networks", nargs="+", choices=KINDS, help="default: all")
     add("--nodes", nargs="+", type=int, choices=NODES, help="default: all")
     add("--sizes", nargs="+", metavar="SIZE", help="such as 8B 64KB; default: 8 B to 256 MB")
     add("--run-limit-s", type=float, default=240.0, help="of one form of a case (default 240)")
@@ -108,19 +100,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _selection(options: argparse.Namespace) -> Selection:
-    """What the options choose; ValueError where one is out of range."""
+def _selection(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Selection:
+    """What the options choose."""
     quick = _QUICK if options.quick else {}
-    sizes = [report.read_size(text) for text in options.sizes or ()]
-    if any(size < 8 or size % (8 if size < 4096 else 4096) for size in sizes):
-        raise ValueError("--sizes: multiples of 8 bytes, from 4 KB on of 4 KB")
+    if any(size < 8 or size % (8 if size < 4096 else 4096) for size in options.sizes):
+        parser.error("--sizes: multiples of 8 bytes, from 4 KB on of 4 KB")
     if options.run_limit_s <= 0 or options.limit_s <= 0:
-        raise ValueError("--run-limit-s and --limit-s: more than 0")
+        parser.error("--run-limit-s and --limit-s: more than 0")
     return Selection(
-        networks=options.networks or quick.get("networks", KINDS),
         nodes=options.nodes or quick.get("nodes", NODES),
         collectives=options.collectives,
-        sizes=sizes or quick.get("sizes", SIZES),
+        sizes=options.sizes or quick.get("sizes", SIZES),
         run_limit_s=options.run_limit_s,
         limit_s=options.limit_s,
     )

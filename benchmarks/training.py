@@ -441,12 +441,8 @@ def read_options(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, list[JobLayout]]:
     """The options, and the layouts that they name."""
-    options = report.parse(parser, argv)
-    try:
-        layouts = [*map(on_one_node, options.np or ()), *map(read_layout, options.nodes or ())]
-    except ValueError as error:
-        parser.error(str(error))
-    return options, layouts or [on_one_node(2)]
+    options = report.parse(parser, argv, np=on_one_node, nodes=read_layout)
+    return options, options.np + options.nodes or [on_one_node(2)]
 
 
 def _parser() -> argparse.ArgumentParser:

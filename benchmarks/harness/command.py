@@ -96,9 +96,7 @@ class Benchmark:
 
 
 def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 for a wrong result, or when nothing was measured,
-    130 or 143 when it was interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 for a wrong result, or when nothing was measured."""
     plan, options = _read_arguments(benchmark, argv)
     found = Run()
     with keeping() as stopped:

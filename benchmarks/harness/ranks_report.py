@@ -76,7 +76,6 @@ def _draw(panel: Any, rows: Rows) -> None:
             [row["ranks"] for row in here],
             [row["median_us"] for row in here],
             marker="os^Dv"[place % 5],
-            color=report.colour(name),
             label=here[0]["label"],
             markersize=4,
             linewidth=2.2 if name.startswith("hsgd") else 1.4,

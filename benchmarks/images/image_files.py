@@ -17,12 +17,11 @@ import numpy as np
 
 from studies.io_files import write_litdata, write_mds
 
-__all__ = ["PACKAGE_OF_IMAGES", "ImageSet", "make_images"]
+__all__ = ["ImageSet", "make_images"]
 
 IMAGE_BYTES = 150_000
 SIZES = ((500, 375), (375, 500), (500, 400), (640, 480))  # width and height
 _GRAIN = 4.0  # standard deviation of brightness, of 255
-PACKAGE_OF_IMAGES = {"tar": "webdataset", "mds": "streaming", "litdata": "litdata"}
 
 
 @dataclass(frozen=True)

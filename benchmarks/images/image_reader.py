@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from images.image_files import ImageSet
-from images.image_loaders import BATCH, CANDIDATES, Candidate
+from images.image_loaders import BATCH, CANDIDATES
 from images.image_work import SIZE, Case, Part, middle
-from studies.io_packages import reason_against
+from studies.io_packages import Candidate, reason_against
 from workers.staying_processes import memory_mb, orders
 
 __all__ = ["read"]

@@ -90,7 +90,7 @@ def plot(rows: Sequence[Row], target: Path) -> None:
             alone = [here["alone"]["median_us"] for here in programs.values()]
             heights = [step / least for step, least in zip(steps, alone, strict=True)]
             places = [place + shift for place in range(len(programs))]
-            bars = panel.bar(places, heights, 0.38, color=report.colour(name), label=name)
+            bars = panel.bar(places, heights, 0.38, label=name)
             panel.bar_label(bars, [_ms(step) for step in steps], fontsize=7)
         panel.axhline(1, color="black", linewidth=0.8, linestyle=":", label="no communication")
         panel.set_xticks(range(len(programs)), list(programs), rotation=25, fontsize=8)

@@ -205,7 +205,7 @@ def ratios(rows: Sequence[dict[str, Any]], link: str) -> dict[str, float]:
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = report.argument_parser(
         *("Samples per second from a server to the training loop.", EPILOG),
         quick="64 MB, one turn",
@@ -221,7 +221,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--plain", action="store_true", help="no link: the server and the loop are this machine")
     add("--candidates", nargs="+", metavar="NAME", choices=list(READERS), help=", ".join(READERS))
     add("--peers", action="store_true", help="download peers that are not there yet")
-    return parser
+    options = report.parse(parser, argv)
+    options.total = options.total or (64 if options.quick else 512)
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    if not options.plain and (reason := Cluster.reason_unavailable()):
+        parser.error(f"{reason}; --plain needs no virtual nodes")
+    return options
 
 
 def _usable(names: Sequence[str], found: Found, *, install: bool) -> list[str]:
@@ -237,16 +242,9 @@ def _usable(names: Sequence[str], found: Found, *, install: bool) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
-    parser = _parser()
-    options = report.parse(parser, argv)
-    options.total = options.total or (64 if options.quick else 512)
-    options.rounds = options.rounds or (1 if options.quick else 3)
+    """Run the command line; the exit code is 1 when nothing was measured."""
+    options = _read(argv)
     rate = None if options.plain else options.rate
-    if rate and (reason := Cluster.reason_unavailable()):
-        parser.error(f"{reason}; --plain needs no virtual nodes")
     found = Found()
     with keeping() as stopped, tempfile.TemporaryDirectory(prefix="hsgd-remote-") as folder:
         names = _usable(options.candidates or _DEFAULT, found, install=options.peers)

@@ -8,7 +8,7 @@ Summation in the LogP Model", SPAA 1993); read backwards, with o' for o, as many
 node something. Each result here depends on all nodes, or reaches all of them, so that n(t) has to
 be the number of nodes. L is that of neighbours; a message to the farthest node is a bound as well.
 
-Bandwidth: what a node at least sends or receives over all its links (Chan, Heimlich, Purkayastha
+Bandwidth: what a node at least sends or receives over its link (Chan, Heimlich, Purkayastha
 and van de Geijn, "Collective communication: theory, practice, and experience", Concurrency and
 Computation 19, 2007, table 1; for an allreduce Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations", JPDC 69, 2009), S being the whole vector and N the nodes:
@@ -17,8 +17,6 @@ algorithms for clusters of workstations", JPDC 69, 2009), S being the whole vect
     allgather, reduce_scatter, alltoall    (N - 1) / N x S
     allreduce                              2 (N - 1) / N x S
     barrier                                0
-
-and, of an alltoall, what goes from one half of the nodes to the other: N x S / 4.
 """
 
 from __future__ import annotations
@@ -80,7 +78,4 @@ def _bandwidth_s(platform: Platform, operation: str, nbytes: int) -> float:
         "broadcast": 1.0 if nodes > 1 else 0.0,
         "barrier": 0.0,
     }[operation]
-    seconds = of_node * nbytes / (platform.links_of_node() * speed)
-    if operation == "alltoall":
-        seconds = max(seconds, nodes * nbytes / 4 / (platform.bisection_links() * speed))
-    return seconds
+    return of_node * nbytes / speed

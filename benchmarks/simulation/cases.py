@@ -15,7 +15,7 @@ from hsgd.config import Config
 
 from . import runs
 from .bounds import bound
-from .platforms import Platform, platform
+from .platforms import Platform, fat_tree
 
 __all__ = ["COLLECTIVES", "SIZES", "Found", "Selection", "measure"]
 
@@ -33,7 +33,6 @@ class Selection:
     what is left then is left out. radix: of hsgd, HSGD_WIRE_RADIX.
     """
 
-    networks: Sequence[str]
     nodes: Sequence[int]
     collectives: Sequence[str]
     sizes: Sequence[int]
@@ -45,8 +44,7 @@ class Selection:
         """Few nodes first: what is left out when time is up is what takes longest."""
         for nodes in sorted(self.nodes):
             for collective in self.collectives:
-                for network in self.networks:
-                    yield platform(network, nodes), collective
+                yield fat_tree(nodes), collective
 
     def forms(self, collective: str) -> list[runs.Form]:
         """hsgd's and the peers'."""

@@ -63,18 +63,16 @@ def tables(document: Mapping[str, Any]) -> str:
 
 
 def draw(document: Mapping[str, Any], target: Path) -> None:
-    """Time over the bound, of hsgd and of the best peer: a panel for each collective and network, a
-    colour for each number of nodes."""
+    """Time over the bound, of hsgd and of the best peer: a panel for each collective, a colour for
+    each number of nodes."""
     rows = document["results"]
-    panels = report.grouped(rows, "collective", "network")
-    collectives, networks = (list(dict.fromkeys(names)) for names in zip(*panels, strict=True))
-    size = (4.2 * len(networks) + 1, 2.6 * len(collectives) + 0.8)
-    with report.figure(target, len(collectives), len(networks), size=size, sharey="row") as axes:
-        for line, collective in zip(axes, collectives, strict=True):
-            for panel, network in zip(line, networks, strict=True):
-                _draw_panel(panel, panels.get((collective, network), []))
-                panel.set_title(f"{collective}, {network}", fontsize=9)
-            line[0].set_ylabel("time / bound")
+    panels = report.grouped(rows, "collective")
+    size = (5.2, 2.6 * len(panels) + 0.8)
+    with report.figure(target, len(panels), size=size) as axes:
+        for (panel,), ((collective,), here) in zip(axes, panels.items(), strict=True):
+            _draw_panel(panel, here)
+            panel.set_title(collective, fontsize=9)
+            panel.set_ylabel("time / bound")
         axes[0][0].legend(fontsize=7, frameon=False)
         date = document["meta"]["date"][:10]
         axes[0][0].figure.suptitle(f"simulated, {date}; 1 is the bound", fontsize=10)

@@ -12,7 +12,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +114,14 @@ class Layout:
         return [name for name in found if not wanted or name in wanted]
 
 
+@dataclass
 class Found:
     """What a run has told so far."""
 
-    def __init__(self) -> None:
-        self.samples: dict[tuple[Layout, str, int], list[float]] = {}
-        self.failures: list[str] = []
-        self.devices: dict[str, str] = {}
-        self.any_wrong = False
+    samples: dict[tuple[Layout, str, int], list[float]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    devices: dict[str, str] = field(default_factory=dict)
+    any_wrong: bool = False
 
     def rows(self) -> list[dict[str, Any]]:
         """As in the JSON."""
@@ -269,11 +269,7 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, help="turns of each candidate (default 6)")
     # host memory in place of a device: for a look at this program where there is none
     add("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
-    options = report.parse(parser, argv)
-    try:
-        options.sizes = [report.read_size(text) for text in options.sizes or ()]
-    except ValueError as error:
-        parser.error(str(error))
+    options = report.parse(parser, argv, sizes=report.read_size)
     options.sizes = options.sizes or list(QUICK_SIZES if options.quick else SIZES)
     options.rounds = options.rounds or (3 if options.quick else 6)
     options.budget_s = 0.15 if options.quick else 0.5

@@ -59,7 +59,6 @@ class Way:
     topology: Any = "random"
     synchronous: bool = False
     group_size: int = 1
-    max_interval: int | None = None
     wire: torch.dtype = torch.float32
     average_every: int | None = None
     final_average: bool = False
@@ -91,11 +90,10 @@ class Outcome:
 def simulate(case: Case, way: Way, lr: float) -> Outcome:
     """Train all seeds of the case; what a seed draws does not depend on `way`."""
     crowd = _Crowd(case)
-    group = max(1, way.group_size)
     gossips = [_Gossip(case, way, seed, crowd.weights_of(n)) for n, seed in enumerate(case.seeds)]
     for step in range(1, case.steps + 1):
         rate = lr * (0.1 + 0.45 * (1 + math.cos(math.pi * step / case.steps)))
-        crowd.step(step, rate, case.ranks if way.synchronous else group)
+        crowd.step(step, rate, case.ranks if way.synchronous else way.group_size)
         if way.trigger is not None:
             for gossip in gossips:
                 gossip.step(step, rate)
@@ -125,11 +123,10 @@ class _Gossip:
 
     def __init__(self, case: Case, way: Way, seed: int, weights: Tensor) -> None:
         self._weights, self._way = weights, way
-        self._ranks = range(0, case.ranks, max(1, way.group_size))
+        self._ranks = range(0, case.ranks, way.group_size)
         self._random = np.random.default_rng([seed, 7])
         self._topology = Topology(way.topology, len(self._ranks), seed)
         self._turns = [0] * len(self._ranks)
-        self._silent = [0] * len(self._ranks)
         self.exchanges = self.bytes = 0
         self._rows = [[weights[rank]] for rank in self._ranks]
         self._triggers = []
@@ -142,10 +139,7 @@ class _Gossip:
         paired: set[frozenset[int]] = set()
         touched: set[int] = set()
         for me in self._random.permutation(len(self._ranks)).tolist():
-            self._silent[me] += 1
-            due = self._triggers[me].step(step, self._rows[me], lr)
-            late = self._way.max_interval is not None and self._silent[me] >= self._way.max_interval
-            if not (due or late):
+            if not self._triggers[me].step(step, self._rows[me], lr):
                 continue
             peer = self._topology.choose(me, self._turns[me])
             self._turns[me] += 1
@@ -157,7 +151,6 @@ class _Gossip:
             a -= half
             b += half
             for rank in (me, peer):
-                self._silent[rank] = 0
                 self._triggers[rank].reset(self._rows[rank])
             touched |= {me, peer}
             self.exchanges += 1
@@ -180,12 +173,11 @@ class _Crowd:
         starts = []
         for n, seed in enumerate(case.seeds):
             draw = np.random.default_rng([seed, 1])
+            inputs = (PIXELS, PIXELS, HIDDEN, HIDDEN)
             first = np.concatenate(
                 [
-                    draw.uniform(-1, 1, SIZES[0]) / math.sqrt(PIXELS),
-                    draw.uniform(-1, 1, SIZES[1]) / math.sqrt(PIXELS),
-                    draw.uniform(-1, 1, SIZES[2]) / math.sqrt(HIDDEN),
-                    draw.uniform(-1, 1, SIZES[3]) / math.sqrt(HIDDEN),
+                    draw.uniform(-1, 1, n) / math.sqrt(of)
+                    for n, of in zip(SIZES, inputs, strict=True)
                 ]
             )
             starts += [torch.tensor(first, dtype=torch.float32)] * case.ranks

@@ -13,44 +13,23 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import h5py
 import numpy as np
+import torch
 from hsgd.io import PartitionedLoader, ReadOptions
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from studies import io_peers
-from studies.io_files import BATCH, PACKAGE_OF_FILES, READ_BYTES, DataSet, part
-from studies.io_packages import import_streaming
+from studies.io_files import BATCH, READ_BYTES, DataSet, part
+from studies.io_packages import Candidate, import_streaming
 
-__all__ = ["CANDIDATES", "Candidate", "fio_rate"]
+__all__ = ["CANDIDATES", "fio_rate"]
 
 _RING_BYTES = 128 << 20
 
 Batches = Iterator[Any]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to read. order: block (shuffled) or in-order; files: what it reads (io_files).
-    variant: "" or what else is the same for those that are compared; package: what reading needs
-    besides what the files do (io_packages).
-    """
-
-    name: str
-    label: str
-    kind: str  # hsgd, peer or limit
-    order: str
-    files: str
-    read: Callable[[DataSet, int, int, int], Batches]  # data, rank, ranks, epoch
-    quick: bool = True  # part of --quick
-    variant: str = ""
-    package: str = ""
-
-    def packages(self) -> set[str]:
-        """What cannot be missing for this one."""
-        return {self.package, PACKAGE_OF_FILES.get(self.files, "")} - {""}
 
 
 _loaders: dict[tuple[Any, ...], PartitionedLoader] = {}
@@ -77,8 +56,6 @@ def _h5py(
     take: Callable[[h5py.Dataset, Any], np.ndarray], kind: str = "one.h5"
 ) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        import torch
-
         order = io_peers.shuffled(data.count, rank, ranks, epoch)
         with _opened(data, kind) as file:
             dataset = file["data"]
@@ -99,8 +76,6 @@ def _sorted_selection(dataset: h5py.Dataset, rows: Any) -> np.ndarray:
 
 def _memmap(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Random batches of rows as raw bytes, copied out of the page cache by the loop itself."""
-    import torch
-
     order = io_peers.shuffled(data.count, rank, ranks, epoch)
     rows = io_peers.mapped(data)
     for low in range(0, len(order), BATCH):
@@ -115,8 +90,6 @@ def _opened(data: DataSet, kind: str) -> h5py.File:
 
 def _h5py_slabs(kind: str) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        import torch
-
         start, stop = part(data.count, rank, ranks)
         rows = io_peers.rows_per_read(data)
         with _opened(data, kind) as file:
@@ -130,9 +103,6 @@ def _h5py_slabs(kind: str) -> Callable[[DataSet, int, int, int], Batches]:
 
 def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        import torch
-        from torch.utils.data import DataLoader, Dataset, Subset
-
         class Rows(Dataset[Any]):
             rows: h5py.Dataset | None = None
 
@@ -173,8 +143,6 @@ def _streaming(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 
 def _in_batches(rows: Iterator[np.ndarray]) -> Batches:
     """Whole batches of single rows."""
-    import torch
-
     while len(batch := list(itertools.islice(rows, BATCH))) == BATCH:
         yield torch.from_numpy(np.stack(batch))
 
@@ -184,8 +152,6 @@ _rings: dict[str, mmap.mmap] = {}
 
 def _preadv(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """The slabs of this rank into a ring as large as that of hsgd.io, without samples."""
-    import torch
-
     if "ring" not in _rings:
         _rings["ring"] = mmap.mmap(-1, _RING_BYTES)
         _rings["ring"].madvise(mmap.MADV_HUGEPAGE)
@@ -239,30 +205,31 @@ CANDIDATES = (
     Candidate("webdataset", "WebDataset", "peer", "block", "tar", _webdataset),
     Candidate("streaming", "Streaming", "peer", "block", "mds", _streaming),
     Candidate("pyfive-fancy", "pyfive fancy", "peer", "block", "one.h5",
-              io_peers.pyfive_fancy, False, package="pyfive"),
+              io_peers.pyfive_fancy, False, packages=("pyfive",)),
     Candidate("h5coro-rows", "h5coro rows", "peer", "block", "chunked.h5",
-              io_peers.h5coro_rows, False, package="h5coro"),
+              io_peers.h5coro_rows, False, packages=("h5coro",)),
     Candidate("litdata", "LitData", "peer", "block", "litdata",
               io_peers.litdata_stream(0, True), False),
     Candidate("litdata-2", "LitData, 2 workers", "peer", "block", "litdata",
               io_peers.litdata_stream(2, True), False),
-    Candidate("spdl", "SPDL", "peer", "block", "one.h5", io_peers.spdl_rows, False, package="spdl"),
+    Candidate("spdl", "SPDL", "peer", "block", "one.h5",
+              io_peers.spdl_rows, False, packages=("spdl",)),
     Candidate("grain", "Grain", "peer", "block", "one.h5",
-              io_peers.grain_batches, False, package="grain"),
+              io_peers.grain_batches, False, packages=("grain",)),
     Candidate("grain-records", "Grain, ArrayRecord", "peer", "block", "records",
               io_peers.grain_records, False),
     Candidate("tensorstore", "TensorStore", "peer", "block", "zarr-rows",
               io_peers.tensorstore_rows, False),
     Candidate("pyfive-slabs", "pyfive slabs", "peer", "in-order", "one.h5",
-              io_peers.pyfive_slabs, False, package="pyfive"),
+              io_peers.pyfive_slabs, False, packages=("pyfive",)),
     Candidate("h5coro-slabs", "h5coro slabs", "peer", "in-order", "chunked.h5",
-              io_peers.h5coro_slabs, False, package="h5coro"),
+              io_peers.h5coro_slabs, False, packages=("h5coro",)),
     Candidate("litdata-order", "LitData in order", "peer", "in-order", "litdata",
               io_peers.litdata_stream(0, False), False),
     Candidate("spdl-slabs", "SPDL slabs", "peer", "in-order", "one.h5",
-              io_peers.spdl_slabs, False, package="spdl"),
+              io_peers.spdl_slabs, False, packages=("spdl",)),
     Candidate("grain-slabs", "Grain slabs", "peer", "in-order", "one.h5",
-              io_peers.grain_slabs, False, package="grain"),
+              io_peers.grain_slabs, False, packages=("grain",)),
     Candidate("tensorstore-slabs", "TensorStore slabs", "peer", "in-order", "zarr",
               io_peers.tensorstore_slabs, False),
     Candidate("h5py-slabs", "h5py slabs", "peer", "in-order", "one.h5", _h5py_slabs("one.h5")),

@@ -26,7 +26,6 @@ from studies.io_packages import import_streaming
 __all__ = [
     "BATCH",
     "LITDATA_ROWS",
-    "PACKAGE_OF_FILES",
     "READ_BYTES",
     "SMALL",
     "DataSet",
@@ -45,16 +44,6 @@ BATCH = 64
 READ_BYTES = 4 << 20  # of peers that read many rows at once
 _BLOCK_BYTES = 32 << 20
 _SHARD_BYTES = 64 << 20
-PACKAGE_OF_FILES = {  # that files of a kind need
-    "tar": "webdataset",
-    "mds": "streaming",
-    "packed": "hdf5plugin",
-    "packed.h5": "hdf5plugin",
-    "litdata": "litdata",
-    "records": "grain",
-    "zarr": "tensorstore",
-    "zarr-rows": "tensorstore",
-}
 _CHUNK_BYTES = 1 << 20
 _ZARR_BYTES = 256 << 10  # of a chunk that is read for single samples
 LITDATA_ROWS = 512
@@ -259,14 +248,6 @@ def _write_zarr(folder: Path, data: DataSet, chunk_bytes: int, count: int) -> No
         low += len(block)
 
 
-def _write_large_chunks(folder: Path, data: DataSet) -> None:
-    _write_zarr(folder, data, READ_BYTES, data.count)
-
-
-def _write_small_chunks(folder: Path, data: DataSet) -> None:
-    _write_zarr(folder, data, _ZARR_BYTES, _small_count(data))
-
-
 _WRITERS: dict[str, Callable[[Path, DataSet], None]] = {
     "tar": _write_tar,
     "mds": _write_mds,
@@ -274,6 +255,6 @@ _WRITERS: dict[str, Callable[[Path, DataSet], None]] = {
     "chunked.h5": _write_chunked,
     "records": _write_records,
     "litdata": _write_litdata,
-    "zarr": _write_large_chunks,
-    "zarr-rows": _write_small_chunks,
+    "zarr": lambda folder, data: _write_zarr(folder, data, READ_BYTES, data.count),
+    "zarr-rows": lambda folder, data: _write_zarr(folder, data, _ZARR_BYTES, _small_count(data)),
 }

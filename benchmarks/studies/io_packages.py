@@ -12,14 +12,63 @@ import importlib
 import importlib.util
 import site
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from harness import installing
 
-__all__ = ["PACKAGES", "Package", "import_streaming", "leave_out", "reason_against"]
+__all__ = [
+    "PACKAGES",
+    "Candidate",
+    "Package",
+    "import_streaming",
+    "leave_out",
+    "reason_against",
+    "usable",
+]
+
+
+PACKAGE_OF_FILES = {  # that files of a kind need
+    "tar": "webdataset",
+    "mds": "streaming",
+    "packed": "hdf5plugin",
+    "packed.h5": "hdf5plugin",
+    "litdata": "litdata",
+    "records": "grain",
+    "zarr": "tensorstore",
+    "zarr-rows": "tensorstore",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to read. order: block (shuffled) or in-order; files: what it reads (io_files,
+    image_files). variant: "" or what else is the same for those that are compared; packages: what
+    reading needs besides what the files do.
+    """
+
+    name: str
+    label: str
+    kind: str  # hsgd, peer or limit
+    order: str
+    files: str
+    read: Callable[..., Iterator[Any]]
+    quick: bool = True  # part of --quick
+    variant: str = ""
+    packages: tuple[str, ...] = ()
+
+    def needs(self) -> set[str]:
+        """Packages that cannot be missing."""
+        return {*self.packages, PACKAGE_OF_FILES.get(self.files, "")} - {""}
+
+
+def usable(chosen: Sequence[Candidate], install: bool, left_out: dict[str, str]) -> list[Candidate]:
+    """Those that can read here; packages that the others need go to `left_out`, with the reason."""
+    # torchvision before streaming, which may replace it
+    leave_out(sorted({p for each in chosen for p in each.needs()})[::-1], install, left_out)
+    return [candidate for candidate in chosen if not candidate.needs() & left_out.keys()]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 
 from studies.io_files import BATCH, READ_BYTES, DataSet, part, zarr_specification
 
@@ -64,7 +65,6 @@ def mapped(data: DataSet) -> np.memmap[Any, Any]:
 def pyfive_fancy(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Batches of sorted rows."""
     import pyfive
-    import torch
 
     order = shuffled(data.count, rank, ranks, epoch)
     with pyfive.File(data.folder / "one.h5") as file:
@@ -76,7 +76,6 @@ def pyfive_fancy(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 def pyfive_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Views of the mapped file: pyfive copies nothing where rows lie one after another."""
     import pyfive
-    import torch
 
     start, stop = part(data.count, rank, ranks)
     rows = rows_per_read(data)
@@ -107,8 +106,6 @@ def _h5coro_reader(data: DataSet) -> tuple[Callable[[int, int], np.ndarray], int
 
 def h5coro_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Row by row: one read has one range of a dataset."""
-    import torch
-
     read, count = _h5coro_reader(data)
     order = shuffled(count, rank, ranks, epoch)
     for low in range(0, len(order), BATCH):
@@ -118,8 +115,6 @@ def h5coro_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 
 def h5coro_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Ranges of 4 MiB."""
-    import torch
-
     read, count = _h5coro_reader(data)
     start, stop = part(count, rank, ranks)
     rows = rows_per_read(data)
@@ -165,8 +160,6 @@ def litdata_stream(workers: int, shuffle: bool) -> Callable[[DataSet, int, int, 
 
 def spdl_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its threads copy shuffled rows out of the mapped file, some batches at a time."""
-    import torch
-
     order = shuffled(data.count, rank, ranks, epoch)
     file = mapped(data)
     rows = rows_per_read(data)
@@ -176,8 +169,6 @@ def spdl_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 
 def spdl_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its threads read ranges of 4 MiB around HDF5."""
-    import torch
-
     start, stop = part(data.count, rank, ranks)
     offset = mapped(data).offset
     rows = rows_per_read(data)
@@ -210,7 +201,6 @@ def grain_batches(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     threads, as Grain advises for what lies in memory.
     """
     import grain
-    import torch
 
     file = mapped(data)
     rows = grain.MapDataset.range(*part(data.count, rank, ranks)).seed(epoch).shuffle()
@@ -222,7 +212,6 @@ def grain_batches(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 def grain_records(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its own format, ArrayRecord, read by its threads."""
     import grain
-    import torch
 
     source = grain.sources.ArrayRecordDataSource(str(data.folder / "records"))
     own = slice(*part(len(source), rank, ranks))
@@ -235,7 +224,6 @@ def grain_records(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 def grain_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its threads copy ranges of 4 MiB out of the mapped file."""
     import grain
-    import torch
 
     start, stop = part(data.count, rank, ranks)
     file = mapped(data)
@@ -270,8 +258,6 @@ def _in_turn(futures: Iterator[Any], ahead: int) -> Batches:
 
 def tensorstore_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Shuffled rows of chunks of 256 KiB, which stay in its cache."""
-    import torch
-
     array = _zarr(data, "zarr-rows", {"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     order = shuffled(array.shape[0], rank, ranks, epoch)
     batches = (order[low : low + BATCH] for low in range(0, len(order), BATCH))
@@ -281,8 +267,6 @@ def tensorstore_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batche
 
 def tensorstore_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Whole chunks of 4 MiB, by mapping their files."""
-    import torch
-
     array = _zarr(data, "zarr", {"file_io_mode": {"mode": "memmap"}})
     start, stop = part(data.count, rank, ranks)
     rows = array.chunk_layout.read_chunk.shape[0]

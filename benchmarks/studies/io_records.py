@@ -18,6 +18,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 from hsgd.io import PartitionedLoader, convert_to_slabs
 
 from harness import report
@@ -91,8 +92,6 @@ def make_tokens(folder: Path, total_bytes: int, peers: Sequence[str]) -> None:
 
 
 def _tokens_of(path: str, span: tuple[int, int]) -> Any:
-    import torch
-
     low, high = span
     return torch.from_numpy(np.fromfile(path, np.int32, high - low, offset=4 * low))
 
@@ -148,8 +147,6 @@ def _tokens_memmap(shuffled: bool) -> Callable[[Path, int, int], Batches]:
     """Windows of one flat file, at random places where shuffled: a window is no sample there."""
 
     def read(folder: Path, batch: int, epoch: int) -> Batches:
-        import torch
-
         tokens = np.memmap(folder / "tokens.bin", np.int32, "r")
         count = len(tokens) // WINDOW
         random = np.random.default_rng(epoch)
@@ -179,8 +176,6 @@ def _litdata(shuffle: bool) -> Callable[[Path, int, int], Batches]:
 
 
 def _table_memmap(folder: Path, batch: int, epoch: int) -> Batches:
-    import torch
-
     types = {name: np.float32 if name[0] == "f" else np.int32 for name in _COLUMNS}
     columns = [np.memmap(folder / f"{name}.bin", types[name], "r") for name in _COLUMNS]
     order = np.random.default_rng(epoch).permutation(len(columns[0]))
@@ -190,8 +185,6 @@ def _table_memmap(folder: Path, batch: int, epoch: int) -> Batches:
 
 
 def _table_h5py(folder: Path, batch: int, epoch: int) -> Batches:
-    import torch
-
     with h5py.File(folder / "table.h5", "r") as file:
         columns = [file[name] for name in _COLUMNS]
         for low in range(0, len(columns[0]), _ROWS_AT_ONCE):
@@ -201,7 +194,6 @@ def _table_h5py(folder: Path, batch: int, epoch: int) -> Batches:
 
 
 def _table_parquet(folder: Path, batch: int, epoch: int) -> Batches:
-    import torch
     from pyarrow import parquet
 
     for found in parquet.ParquetFile(folder / "table.parquet").iter_batches(batch):
@@ -317,9 +309,7 @@ def _left_out(install: bool) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 when nothing was measured."""
     options = report.parse(_parser(), argv)
     total = (options.total or (_QUICK_MB if options.quick else _USUAL_MB)) << 20
     options.rounds = options.rounds or (2 if options.quick else 5)

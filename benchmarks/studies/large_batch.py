@@ -53,16 +53,8 @@ TUNING_SEEDS = range(1000, 1005)
 MOST_RATES = 15
 
 
-@dataclass(frozen=True)
-class Images:
-    """Rows of 64 numbers in 0..1 and their labels."""
-
-    image: torch.Tensor
-    label: torch.Tensor
-
-    def of(self, rows: torch.Tensor) -> Images:
-        """Some of them."""
-        return Images(self.image[rows], self.label[rows])
+Images = tuple[torch.Tensor, torch.Tensor]
+"""Rows of 64 numbers in 0..1 and their labels."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +70,8 @@ class TrainingPlan:
 def load() -> tuple[Images, Images]:
     """Images to learn from, and images to be judged by."""
     found = digits()
-    learn = Images(torch.from_numpy(found.image), torch.from_numpy(found.label))
-    return learn, Images(found.test_image, found.test_label)
+    learn = torch.from_numpy(found.image), torch.from_numpy(found.label)
+    return learn, (found.test_image, found.test_label)
 
 
 def train(learn: Images, judge: Images, plan: TrainingPlan, seed: int) -> float:
@@ -88,21 +80,22 @@ def train(learn: Images, judge: Images, plan: TrainingPlan, seed: int) -> float:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = OPTIMIZERS[plan.optimizer][1](list(model.parameters()), plan.lr)
-    count = len(learn.label)
+    image, label = learn
+    count = len(label)
     steps = plan.epochs * math.ceil(count / plan.batch)
     for group in optimizer.param_groups:
         group["initial_lr"] = plan.lr  # the schedule goes on after its step 0, whose rate is 0
     scheduler = WarmupPolynomialLR(optimizer, max(1, steps // 10), steps, end_lr=0.0, last_epoch=0)
     for _ in range(plan.epochs):
         for rows in torch.randperm(count, generator=draw).split(plan.batch):
-            loss = torch.nn.functional.cross_entropy(model(learn.image[rows]), learn.label[rows])
+            loss = torch.nn.functional.cross_entropy(model(image[rows]), label[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             scheduler.step()
     with torch.no_grad():
-        output = model(judge.image)
-        right = (output.argmax(1) == judge.label).float().mean()
+        output = model(judge[0])
+        right = (output.argmax(1) == judge[1]).float().mean()
         return 100 * float(right) if bool(output.isfinite().all()) else 0.0
 
 
@@ -124,13 +117,13 @@ def compare(
 ) -> None:
     """Every batch with both optimizers: rows of results, into `rows` as they come."""
     learn, judge = load()
-    part = torch.randperm(len(learn.label), generator=torch.Generator().manual_seed(0))
+    part = torch.randperm(len(learn[1]), generator=torch.Generator().manual_seed(0))
     held = len(part) // 5
-    seen, unseen = learn.of(part[held:]), learn.of(part[:held])
+    seen, unseen = ((learn[0][r], learn[1][r]) for r in (part[held:], part[:held]))
     with tqdm(total=len(batches) * len(OPTIMIZERS), unit="case", disable=None) as progress:
         for batch in batches:
             whole = batch >= len(part)
-            plan = TrainingPlan("", 0.0, len(seen.label) if whole else batch, epochs)
+            plan = TrainingPlan("", 0.0, len(seen[1]) if whole else batch, epochs)
             found: dict[str, list[float]] = {}
             both = []
             for name, (start, _) in OPTIMIZERS.items():
@@ -195,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--epochs", type=int, default=30, help="of each training (default 30)")
     add("--rates", type=int, help=f"learning rates that are tried at most (default {MOST_RATES})")
     options = report.parse(parser, argv)
-    everything = len(load()[0].label)
+    everything = len(load()[0][1])
     chosen = [256, everything] if options.quick else [64, 128, 256, 512, 1024, everything]
     batches = [min(batch, everything) for batch in options.batches or chosen]
     seeds = options.seeds or (3 if options.quick else 20)

@@ -237,12 +237,7 @@ def digits() -> Arrays:
     image = (found.data[order] / 16).astype(np.float32)
     label = found.target[order].astype(np.int64)
     held = len(label) // 5
-    return {
-        "input": image[held:],
-        "target": label[held:],
-        "test_input": image[:held],
-        "test_target": label[:held],
-    }
+    return _parted(image, label, slice(held, None), slice(held))
 
 
 def characters() -> Arrays:
@@ -255,13 +250,12 @@ def characters() -> Arrays:
     targets = codes[1 : count * CONTEXT + 1].reshape(count, CONTEXT)
     held = int(count * TEST_SHARE)
     order = np.random.default_rng(0).permutation(count)
-    test, learn = order[:held], order[held:]
-    return {
-        "input": inputs[learn],
-        "target": targets[learn],
-        "test_input": inputs[test],
-        "test_target": targets[test],
-    }
+    return _parted(inputs, targets, order[held:], order[:held])
+
+
+def _parted(inputs: np.ndarray, targets: np.ndarray, learn: Any, test: Any) -> Arrays:
+    found = {"input": inputs[learn], "target": targets[learn]}
+    return {**found, "test_input": inputs[test], "test_target": targets[test]}
 
 
 SAMPLES: Mapping[str, Callable[[], Arrays]] = {"digits": digits, "gpt": characters}

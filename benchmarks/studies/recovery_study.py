@@ -163,22 +163,19 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--every", type=float, metavar="S", help="seconds between faults (default 20)")
     add("--epochs", type=int, help=f"of a training (default: {EPOCHS})")
     add("--seeds", type=int, help="trainings at most (default: as many as the time allows)")
-    options = report.parse(parser, argv)
+    options = report.parse(parser, argv, layouts=_layout)
     quick = options.quick
     options.tasks = options.tasks or (["digits"] if quick else list(SAMPLES))
     options.minutes = options.minutes or (0.5 if quick else 10.0)
     options.every = options.every or (2.0 if quick else 20.0)
     options.seeds = options.seeds or (1 if quick else 10**6)
-    names = options.layouts or (["np4"] if quick else ["np4", "2x2"])
-    try:
-        options.layouts = [
-            on_one_node(int(name[2:])) if name.startswith("np") else read_layout(name)
-            for name in names
-        ]
-    except ValueError as error:
-        parser.error(str(error))
+    options.layouts = options.layouts or list(map(_layout, ["np4"] if quick else ["np4", "2x2"]))
     if min(options.minutes, options.every, options.seeds) <= 0:
         parser.error("--minutes, --every, --seeds: above 0")
     if options.epochs is not None and options.epochs < 1:
         parser.error("--epochs: 1 or more")
     return options
+
+
+def _layout(text: str) -> JobLayout:
+    return on_one_node(int(text[2:])) if text.startswith("np") else read_layout(text)

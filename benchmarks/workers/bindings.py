@@ -245,14 +245,12 @@ class _HsgdOperator(Binding):
         import hsgd
         from hsgd import operators
 
-        self.comm, self.tensor = hsgd.Comm(), torch.from_numpy
+        self.comm, self.tensor, self.ops = hsgd.Comm(), torch.from_numpy, torch.ops.hsgd
         self.number = operators.group(self.comm).number
         self.tolerance = _rounding()
 
     def calls(self, given: Floats, taken: Floats) -> dict[str, Call]:
-        import torch
-
-        ops, source, target = torch.ops.hsgd, self.tensor(given), self.tensor(taken)
+        ops, source, target = self.ops, self.tensor(given), self.tensor(taken)
         return {
             "allreduce": partial(ops.allreduce_, source, self.number, "sum"),
             "allgather": partial(ops.allgather_into, target, source, self.number),
@@ -290,17 +288,14 @@ class _Horovod(Binding):
 
 class _HorovodPlugin(_Horovod):
     def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        self.tolerance = _rounding()
-        self._prove()
-
-    def _prove(self) -> None:
-        """Never measure plain Horovod under this name; collective."""
         import torch
 
         from hsgd.config import Config
         from hsgd.metrics import interposer_collectives
 
+        super().__init__(folder)
+        self.tolerance = _rounding()
+        # Never measure plain Horovod under this name.
         count = max(1 << 14, Config.from_env().min_bytes)
         self.hvd.allreduce(torch.ones(count), name="proof", op=self.hvd.Sum)
         counters = interposer_collectives()

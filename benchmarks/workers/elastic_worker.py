@@ -47,28 +47,16 @@ def timed(comm: Comm, run: Callable[[], Any]) -> float:
 
 
 def box_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
-    """Reads, pushes and elastic steps of 1, 2, ... workers at once, and the least that they cost:
-    a copy, a sum in place, and the same arithmetic in place by torch.
-    """
+    """Reads and pushes of 1, 2, ... workers at once; at the least, a copy and a sum in place."""
     count = nbytes // 4
-    weights, delta, other, ones, sums = (torch.ones(count) for _ in range(5))
-    rate = 0.0  # the same work, and differences do not become so small that they cost more
+    weights, other, ones, sums = (torch.ones(count) for _ in range(4))
     rows = []
     with ParameterBox.over(comm, np.zeros(count, np.float32)) as box:
-
-        def mixed_by_torch() -> None:
-            torch.sub(weights, other, out=delta)
-            delta.mul_(rate)
-            weights.sub_(delta)
-
         candidates: dict[str, Callable[[], Any]] = {
             "read": lambda: box.read(weights),
             "copy": lambda: weights.copy_(other),
             "accumulate": lambda: box.accumulate(ones),
             "add": lambda: sums.add_(ones),
-            "elastic": lambda: box.elastic([weights], rate, delta),
-            "mix": mixed_by_torch,
-            "exchange": lambda: box.elastic([weights], rate),
         }
         for workers in range(1, comm.size + 1):
             seconds: dict[str, list[float]] = {name: [] for name in candidates}

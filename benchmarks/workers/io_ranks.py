@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import h5py
+import torch
 
 from studies.io_candidates import CANDIDATES
 from studies.io_files import BATCH, READ_BYTES, DataSet
@@ -60,8 +61,6 @@ class Ranks:
 
 def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
     """Body of a process."""
-    import torch
-
     torch.set_num_threads(1)
     known = {candidate.name: candidate for candidate in CANDIDATES}
 
@@ -121,8 +120,6 @@ def check(batches: Any, order: str, data: DataSet) -> None:
 
 def _deliver(batches: Any, budget_s: float, step_bytes: int) -> dict[str, float]:
     """Take batches, copy them into memory of `step_bytes` or touch their pages, and count."""
-    import torch
-
     step = torch.zeros(step_bytes, dtype=torch.uint8)
     began = time.perf_counter()
     first_s, samples, touched = 0.0, 0, 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,7 @@ from torch.nn import functional
 
 from hsgd import Comm
 from hsgd.optim import NotifiedTree
-from workers.serving import read_plan, write_result
+from workers.serving import meet, read_plan, write_result
 
 __all__: list[str] = []
 
@@ -136,17 +135,7 @@ class Ddp(Candidate):
 
     def __init__(self, model: nn.Module, comm: Comm) -> None:
         super().__init__(model, comm)
-        import torch.distributed as dist
-
-        if not dist.is_initialized():
-            world = MPI.COMM_WORLD
-            host = (
-                socket.gethostbyname(socket.gethostname()) if comm.cross_size > 1 else "127.0.0.1"
-            )
-            store = dist.TCPStore(host, 0, is_master=True) if comm.rank == 0 else None
-            host, port = world.bcast((host, store.port if store else 0))
-            store = store or dist.TCPStore(host, port, is_master=False)
-            dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+        meet(comm)
         self.call = nn.parallel.DistributedDataParallel(self.model)
 
 

@@ -10,7 +10,6 @@ import contextlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ __all__ = [
     "OUTER",
     "WAYS",
     "as_saved",
-    "meet",
     "missing",
     "torchft_version",
 ]
@@ -58,16 +56,6 @@ def missing(way: str) -> str | None:
     if way in _NEEDS_TORCHFT and importlib.util.find_spec("opentelemetry") is None:
         return f"{way}: torchft lacks a package; pip install opentelemetry-exporter-otlp-proto-http"
     return None
-
-
-def meet(comm: Comm, store: Path) -> None:
-    """Start torch's group over gloo; collective, blocking. `store`: a file that all ranks reach."""
-    if comm.rank == 0:
-        store.unlink(missing_ok=True)
-    comm.barrier()
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=comm.rank, world_size=comm.size
-    )
 
 
 class _DDP:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,8 @@ from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import DiLoCo
 from tasks.training_task import TASKS, Batch, TrainingTask, loss_of
-from workers.rarely_ways import BASE, EAGER, NEEDS_GLOO, OUTER, WAYS, as_saved, meet
-from workers.serving import read_plan, write_result
+from workers.rarely_ways import BASE, EAGER, NEEDS_GLOO, OUTER, WAYS, as_saved
+from workers.serving import meet, read_plan, write_result
 
 __all__: list[str] = []
 
@@ -155,7 +154,7 @@ def main() -> None:
     with Comm(config=Config(timeout_s=120.0)) as comm:
         hvd.init(comm)
         if set(plan.ways) & set(NEEDS_GLOO):
-            meet(comm, Path(sys.argv[1]).with_suffix(".store"))
+            meet(comm)
         start = None if plan.start == "scratch" else torch.load(plan.start)
         numbers = (plan.seed, plan.steps, plan.longer, plan.batch, plan.rate)
         training = _Training(TASKS[plan.task](), *numbers, start)

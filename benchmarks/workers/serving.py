@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["read_plan", "serve", "write_result"]
+__all__ = ["meet", "read_plan", "serve", "write_result"]
 
 
 def read_plan() -> SimpleNamespace:
@@ -26,6 +26,17 @@ def write_result(found: Any) -> None:
     part = Path(f"{sys.argv[1]}.part")
     part.write_text(json.dumps(found))
     part.replace(sys.argv[1])
+
+
+def meet(comm: Any) -> None:
+    """Start torch's group over gloo, at a file beside OUT; collective."""
+    import torch.distributed as dist
+
+    store = Path(f"{sys.argv[1]}.store")
+    if comm.rank == 0:
+        store.unlink(missing_ok=True)
+    comm.barrier()
+    dist.init_process_group("gloo", f"file://{store}", rank=comm.rank, world_size=comm.size)
 
 
 def serve(address: str, rank: int, obey: Callable[..., dict[str, Any]]) -> None:

@@ -33,7 +33,8 @@ TUNING_STEPS = 5  # between two looks at the clock
 TUNED_STEPS = 20  # of one setting of Horovod's autotuner: it tries no more of them
 WORLD = MPI.COMM_WORLD
 
-Forward = Callable[[Tensor], Tensor]
+Wrapped = tuple[Callable[[Tensor], Tensor], torch.optim.Optimizer, Callable[[], None]]
+"""What runs forward, what steps, and what ends a step without an update."""
 
 
 class Way:
@@ -44,10 +45,7 @@ class Way:
     def start(self, folder: Path) -> None:
         """Collective."""
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
-        """What runs forward, what steps, and what ends a step without an update."""
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
         return model, optimizer, lambda: None
 
     def tried(self) -> int:
@@ -84,9 +82,7 @@ class ByHorovod(Way):
         self._hvd = importlib.import_module(self._module)
         self._hvd.init()
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
         self._hvd.broadcast_parameters(model.state_dict(), 0)
         self._count = sum(parameter.numel() for parameter in model.parameters())
         options = dict(self._options)
@@ -133,9 +129,7 @@ class ByGloo(Way):
             world_size=WORLD.size,
         )
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
         wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         if self._zero:
             from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -157,9 +151,7 @@ class ByLimit(Way):
     def start(self, folder: Path) -> None:
         self._link = Link(WORLD)
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
         nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
         transfer = Transfer(self._link, nbytes)
 
@@ -243,14 +235,15 @@ class Bench:
             else:
                 finish()
 
-        if updates and isinstance(model, steps.Gradients):
-            step()
+        if not isinstance(model, steps.Gradients):
+            return step
+        step()
+        if updates:
             expected = -1e-3 * (WORLD.size + 1) / 2
             for number, weight in enumerate(model.weights):
                 if not torch.allclose(weight, torch.full_like(weight, expected), rtol=1e-6):
                     raise RuntimeError(f"wrong result: parameter {number} is not {expected}")
-        elif isinstance(model, steps.Gradients):
-            step()
+        else:
             expected = (WORLD.size + 1) / 2 if way.adds else WORLD.rank + 1.0
             wrong = model.wrong(expected)
             if wrong is not None:

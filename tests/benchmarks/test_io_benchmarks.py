@@ -199,7 +199,7 @@ def test_shuffle_quality_pairs_orders_and_reports_entropy(tmp_path: Path) -> Non
 def test_each_candidate_reads_files_that_are_written_with_packages_that_are_declared() -> None:
     names = [candidate.name for candidate in CANDIDATES]
     assert len(set(names)) == len(names)
-    needed = {name for candidate in CANDIDATES for name in candidate.packages()}
+    needed = {name for candidate in CANDIDATES for name in candidate.needs()}
     needed |= {name for candidate in image_loaders.CANDIDATES for name in candidate.needs()}
     needed |= set(remote_reader.FETCHED)
     assert needed == io_packages.PACKAGES.keys()
@@ -209,7 +209,7 @@ def test_each_candidate_reads_files_that_are_written_with_packages_that_are_decl
     }
     assert pinned == peers
     for name in peers:  # each one shuffled and in order
-        orders = {c.order for c in CANDIDATES if name in c.packages()}
+        orders = {c.order for c in CANDIDATES if name in c.needs()}
         assert orders == {"block", "in-order"}, name
 
 
@@ -222,9 +222,12 @@ def test_a_peer_that_cannot_be_used_is_named_with_the_reason(
     monkeypatch.setattr(io_packages, "PACKAGES", {"nobody": nobody, "nowhere": nowhere})
     io_packages.reason_against.cache_clear()
     read = next(c for c in CANDIDATES if c.name == "memmap")
-    chosen = [read, *(dataclasses.replace(read, package=name) for name in ("nobody", "nowhere"))]
+    chosen = [
+        read,
+        *(dataclasses.replace(read, packages=(name,)) for name in ("nobody", "nowhere")),
+    ]
     left_out: dict[str, str] = {}
-    assert io_throughput.usable(chosen, False, left_out) == [read]
+    assert io_packages.usable(chosen, False, left_out) == [read]
     assert left_out == {
         "nobody": "it is not there yet; --peers downloads it",
         "nowhere": "ModuleNotFoundError: No module named 'no_such_module'",
