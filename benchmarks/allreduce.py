@@ -1,6 +1,6 @@
 """Allreduce of float32: hsgd, MPI, oneCCL, gloo, Horovod, DeepSpeed, and the limit, in one run.
 
-Owns the choice of sizes. Everything else is in command.py, which says how it is measured.
+Sizes are chosen here; command.py says how it is measured.
 """
 
 from __future__ import annotations

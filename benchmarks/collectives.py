@@ -1,6 +1,6 @@
 """Broadcast, allgather, reduce_scatter, alltoall, barrier: hsgd, MPI, oneCCL, gloo, in one run.
 
-Owns the choice of sizes. Everything else is in command.py, which says how it is measured.
+Sizes are chosen here; command.py says how it is measured.
 """
 
 from __future__ import annotations

@@ -1,28 +1,22 @@
 """Exposed communication of DistributedDataParallel: backend hsgd against gloo.
 
-Owns the comparison. The gradients are there from the start, so that a step is DDP and nothing else,
-and there is nothing for communication to hide behind.
+The gradients are there from the start, so that a step is DDP and nothing else, and there is nothing
+for communication to hide behind.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.multiprocessing
-
 from harness import report
-from harness.layouts import JobLayout, read_layout
+from harness.layouts import JobLayout, on_one_node, read_layout
 from harness.stopping import Stopped, keeping
 from harness.worker_jobs import WorkerJobs
 from lars import MODELS
-from workers.ddp_worker import work
 
 __all__ = ["main"]
 
@@ -35,8 +29,8 @@ itself costs. Exposed communication is the median of a step less that of "nothin
 turns, one step each; the time of a step is that of its slowest rank. The gradients of each
 candidate are compared with the average over the ranks, and must be equal on all ranks.
 
-Ranks of virtual nodes (--nodes) meet as torchrun's workers do, without MPI; --np is then that of
-the layout.
+Ranks meet as torchrun's workers do, without MPI. With virtual nodes (--nodes) --np is that of the
+layout.
 
 examples:
   python benchmarks/ddp.py --quick
@@ -51,8 +45,8 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     over hsgd. On virtual nodes MODEL is MODEL/LAYOUT.
     """
     found = {}
-    for case in dict.fromkeys(map(_case, rows)):
-        here = {row["candidate"]: row for row in rows if _case(row) == case}
+    for keys, same in report.grouped(rows, "model", "layout").items():
+        case, here = _case(*keys), {row["candidate"]: row for row in same}
         limit = here["nothing"]["median_us"] / here["hsgd"]["median_us"]
         found[f"vs_limit_step/{case}"] = float(f"{limit:.4g}")
         ours, theirs = (here[name].get("exposed_us", 0.0) for name in ("hsgd", "gloo"))
@@ -63,50 +57,35 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _case(row: dict[str, Any]) -> str:
-    return f"{row['model']}/{row['layout']}" if "layout" in row else str(row["model"])
+def _case(model: str, layout: str | None) -> str:
+    return f"{model}/{layout}" if layout else model
 
 
 def measure(
-    models: list[str], size: int, rounds: int, layouts: Sequence[JobLayout] = ()
+    models: Sequence[str], layouts: Sequence[JobLayout], rounds: int
 ) -> tuple[list[dict[str, Any]], list[str], Stopped]:
-    """Rows and failures of the ranks of this machine, or of layouts, until they end or somebody
-    ends the run. Raises what a rank of this machine raised.
-    """
+    """Rows and failures of layouts, until they end or somebody ends the run."""
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder, keeping() as stopped:
-        if not layouts:
-            out = Path(folder, "out.json")
-            try:
-                _run_here(size, Path(folder, "store"), models, rounds, out)
-            finally:
-                if out.exists():
-                    found = json.loads(out.read_text())
-                    rows, failures = _rows(found, {"np": size}), found["failures"]
         jobs = WorkerJobs("ddp_worker", Path(folder), JOB_LIMIT_S)
         for layout in layouts:
             # As torchrun starts workers, which use no MPI even where mpirun is around them.
-            environment = {"TORCHELASTIC_RUN_ID": "ddp", "HSGD_INTERFACES": "eth0"}
-            words = [str(Path(folder, f"store-{layout.name}")), str(rounds), *models]
-            found = jobs.run(layout, words, environment=environment)
-            if found is not None:
-                rows += _rows(found, {"np": layout.ranks, "layout": layout.name})
+            environment = {"TORCHELASTIC_RUN_ID": "ddp"}
+            place: dict[str, Any] = {"np": layout.ranks}
+            if layout.nodes > 1:
+                environment["HSGD_INTERFACES"] = "eth0"
+                place["layout"] = layout.name
+            store = str(Path(folder, f"store-{layout.name}"))
+            plan = {"store": store, "rounds": rounds, "models": models}
+            try:
+                jobs.run(layout, plan, environment=environment)
+            finally:
+                found = jobs.written() or {"seconds": {}, "failures": []}
+                rows += _rows(found, place)
                 failures += found["failures"]
         failures += jobs.failures
     return rows, failures, stopped
-
-
-def _run_here(size: int, store: Path, models: list[str], rounds: int, out: Path) -> None:
-    args = (size, str(store), models, rounds, str(out))
-    ranks = torch.multiprocessing.spawn(work, args, nprocs=size, join=False)
-    try:
-        while not ranks.join():
-            pass
-    finally:
-        for process in ranks.processes:
-            process.kill()
-            process.join()
 
 
 def _rows(found: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
@@ -123,63 +102,47 @@ def _rows(found: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 1 where gradients were wrong."""
-    parser = argparse.ArgumentParser(
-        description="Measure the exposed communication of DistributedDataParallel.",
-        epilog=NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Measure the exposed communication of DistributedDataParallel.", NOTES),
+        quick="fewer rounds: under a minute",
+        png="plot the medians there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer rounds: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot the medians there")
     add("--models", nargs="+", choices=MODELS, default=["resnet50", "1000x256"])
     add("--np", type=int, default=2, help="ranks (default 2)")
-    add("--nodes", nargs="+", default=[], metavar="LAYOUT", help="virtual nodes, like 2x2@10gbit")
+    add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@10gbit")
     add("--rounds", type=int, help="steps of each candidate (default 60)")
-    options = parser.parse_args(argv)
-    report.check_targets(parser, options.json, options.png)
+    options = report.parse(parser, argv, nodes=read_layout)
     rounds = options.rounds or (15 if options.quick else 60)
-    if rounds < 1 or options.np < 1:
-        parser.error("--rounds and --np: 1 or more")
-    try:
-        layouts = [read_layout(text) for text in options.nodes]
-    except ValueError as error:
-        parser.error(str(error))
-    rows, failures, stopped = measure(options.models, options.np, rounds, layouts)
-    document = {
-        "meta": {
-            **report.facts("ddp"),
-            "settings": {"rounds": rounds, "np": options.np, "nodes": options.nodes},
-            "interrupted": bool(stopped.code),
-        },
-        "ratios": ratios(rows),
-        "failures": failures,
-        "results": rows,
-    }
-    _show(document)
-    if options.json:
-        report.write_json(options.json, document)
-    if options.png and rows:
-        heights = {"ms per step": lambda row: row["median_us"] / 1e3}
-        report.plot_bars(
-            rows, options.png, heights, by=("model", "layout") if options.nodes else ("model", "np")
-        )
+    if rounds < 1:
+        parser.error("--rounds: 1 or more")
+    layouts = options.nodes or [on_one_node(options.np)]
+    rows, failures, stopped = measure(options.models, layouts, rounds)
+    nodes = [layout.name for layout in options.nodes]
+    settings = {"rounds": rounds, "np": options.np, "nodes": nodes}
+    document = report.document("ddp", settings, ratios(rows), rows, failures, stopped.code)
+    report.publish(options, document, table(document), plot)
     return stopped.code or int(bool(failures))
 
 
-def _show(document: dict[str, Any]) -> None:
+def plot(document: Mapping[str, Any], target: Path) -> None:
+    """Draw the medians."""
+    heights = {"ms per step": lambda row: row["median_us"] / 1e3}
+    by = ("model", "layout" if document["meta"]["settings"]["nodes"] else "np")
+    report.plot_bars(document["results"], target, heights, by)
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """Steps, and what they expose, in milliseconds: a line for each model and layout."""
     lines = []
-    for case in dict.fromkeys(map(_case, document["results"])):
-        here = {r["candidate"]: r for r in document["results"] if _case(r) == case}
+    for keys, rows in report.grouped(document["results"], "model", "layout").items():
+        case, here = _case(*keys), {row["candidate"]: row for row in rows}
         steps = [f"{here[name]['median_us'] / 1e3:.2f}" for name in CANDIDATES]
         exposed = [f"{here[name]['exposed_us'] / 1e3:.2f}" for name in ("hsgd", "gloo")]
         ahead = document["ratios"].get(f"vs_peer/{case}")
         lines.append([case, *steps, *exposed, "-" if ahead is None else f"{ahead:.2f}"])
     header = ["model", *CANDIDATES, "exposed hsgd", "exposed gloo", "ahead"]
-    print("one step, median milliseconds")
-    print(report.table(header, lines))
-    for line in document["failures"]:
-        print(line, file=sys.stderr)
+    return "one step, median milliseconds\n" + report.table(header, lines)
 
 
 if __name__ == "__main__":

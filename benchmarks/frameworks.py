@@ -1,7 +1,7 @@
 """Run programs of others over gloo and over hsgd, in turns, and compare losses and times.
 
-Owns the command line and the order of the runs. The programs lie in examples/frameworks; how they
-start is in programs/table.py, what becomes of their figures in programs/figures.py.
+The programs lie in examples/frameworks; how they start is in programs/table.py, what becomes of
+their figures in programs/figures.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 
 from harness import report
 from harness.installing import PeerMissing
+from harness.stopping import end_process
 from hsgd.jobs.launch.horovod_wheel import cache_folder
 from programs import figures
-from programs.environments import FOLDER, environment, wheel
-from programs.table import PLACE, PROGRAMS, WORKERS, Program
+from programs.table import FOLDER, PLACE, PROGRAMS, WORKERS, Program, environment, wheel
 
 __all__ = ["main"]
 
@@ -37,9 +37,7 @@ Candidates take turns, --rounds times each, with one thread per worker:
   hsgd    the same command with HSGD_AS_GLOO=1, as `hsgd run --gloo -- COMMAND` sets it
   alone   two copies at once, each with one worker that does the work of one of two
 A time is the median of a run's steps after the first five, and the median of these over rounds.
-Exposed communication is a step less that of "alone". Time in calls is that between calls and ends
-of collectives, per step, in a run of its own under torch.profiler; calls that wait for a slower
-worker, and those that overlap with work or with one another, count in full.
+Exposed communication is a step less that of "alone".
 
 Losses of all runs over gloo and over hsgd are compared; a relative difference above the program's
 tolerance (1e-5) is an error, and so is a run that hsgd did not serve.
@@ -90,10 +88,10 @@ class Runner:
         self.logs = logs()
         self.logs.mkdir(parents=True, exist_ok=True)
 
-    def run(self, candidate: str, words: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def run(self, candidate: str) -> list[dict[str, Any]]:
         """What each copy printed. Raises Failure."""
         copies, workers = (WORKERS, 1) if candidate == "alone" else (1, WORKERS)
-        command = [*self.program.words(self.programs, workers), "--steps", str(self.steps), *words]
+        command = [*self.program.words(self.programs, workers), "--steps", str(self.steps)]
         logs = [self.logs / f"{self.program.name}-{candidate}-{k}.log" for k in range(copies)]
         with tempfile.TemporaryDirectory() as folder:
             started: list[subprocess.Popen[bytes]] = []
@@ -105,13 +103,6 @@ class Runner:
                 for process in started:
                     _end(process)
         return [self._read(log, candidate) for log in logs]
-
-    def traced_us(self, candidate: str) -> float:
-        """Time in collectives per step."""
-        with tempfile.TemporaryDirectory() as folder:
-            trace = Path(folder, "trace.json")
-            found = self.run(candidate, ["--trace", str(trace)])[0]
-            return figures.traced_us(trace, found["traced_steps"])
 
     def _start(
         self, command: Sequence[str], candidate: str, log: Path, folder: str
@@ -152,13 +143,9 @@ class Runner:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End what is left of a run; launchers end their workers, which lead groups of their own."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+    end_process(process, GRACE_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def measure(runner: Runner, rounds: int) -> list[dict[str, Any]]:
@@ -172,9 +159,7 @@ def measure(runner: Runner, rounds: int) -> list[dict[str, Any]]:
             if candidate != "alone":
                 losses.append(found[0]["losses"])
     differ = max(figures.difference(each, losses[0]) for each in losses)
-    traced = ("gloo", "hsgd") if program.traces else ()
-    in_calls = {candidate: runner.traced_us(candidate) for candidate in traced}
-    return figures.rows_of(program.name, steps, in_calls, differ)
+    return figures.rows_of(program.name, steps, differ)
 
 
 def measure_all(
@@ -208,64 +193,45 @@ def measure_all(
     return rows, failures
 
 
-def _requirements(chosen: Sequence[Program]) -> dict[str, list[str]]:
-    return {each.name: (each.folder / "requirements.txt").read_text().split() for each in chosen}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Run programs of others over gloo and over hsgd, and compare.",
-        epilog="programs:\n"
-        + "".join(f"  {each.name:16} {each.about}\n" for each in PROGRAMS)
-        + f"\n{NOTES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
+    programs = "".join(f"  {each.name:16} {each.about}\n" for each in PROGRAMS)
+    parser = report.argument_parser(
+        "Run programs of others over gloo and over hsgd, and compare.",
+        notes=f"programs:\n{programs}\n{NOTES}",
+        quick="one round of 20 steps",
+        png="plot the steps there",
     )
     add = parser.add_argument
     names = [each.name for each in PROGRAMS]
-    add("--quick", action="store_true", help="one round of 20 steps")
     add("--only", nargs="+", choices=names, metavar="NAME", help="these programs (default: all)")
     add("--rounds", type=int, help="runs of each candidate (default 3)")
     add("--steps", type=int, help="steps of a run (default 40)")
     add("--limit-s", type=float, default=300.0, metavar="S", help="of one run (default 300)")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot the steps there")
-    return parser
+    options = report.parse(parser, argv)
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    options.steps = options.steps or (20 if options.quick else 40)
+    if options.rounds < 1 or options.steps <= figures.WARM_UP or options.limit_s <= 0:
+        parser.error(f"--rounds: 1 or more; --steps: above {figures.WARM_UP}; --limit-s: above 0")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 1 where a program failed or its losses differ."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    rounds = options.rounds or (1 if options.quick else 3)
-    steps = options.steps or (20 if options.quick else 40)
-    if rounds < 1 or steps <= figures.WARM_UP or options.limit_s <= 0:
-        parser.error(f"--rounds: 1 or more; --steps: above {figures.WARM_UP}; --limit-s: above 0")
-    report.check_targets(parser, options.json, options.png)
+    options = _read(argv)
     chosen = [each for each in PROGRAMS if not options.only or each.name in options.only]
-    settings = {"rounds": rounds, "steps": steps, "workers": WORKERS}
+    settings = {"rounds": options.rounds, "steps": options.steps, "workers": WORKERS}
     try:
-        rows, failures = measure_all(chosen, steps, rounds, options.limit_s)
+        rows, failures = measure_all(chosen, options.steps, options.rounds, options.limit_s)
     except PeerMissing as missing:
         rows, failures = [], [str(missing)]
-    document = {
-        "meta": {
-            **report.facts("frameworks"),
-            "settings": settings,
-            "requirements": _requirements(chosen),
-        },
-        "ratios": figures.ratios(rows),
-        "failures": failures,
-        "results": rows,
-    }
-    if rows:
-        print("one step, median milliseconds")
-        print(figures.table(rows))
-    for line in failures:
-        print(f"error: {line}", file=sys.stderr)
-    if options.json:
-        report.write_json(options.json, document)
-    if options.png and rows:
-        figures.plot(rows, options.png)
+    found = figures.ratios(rows)
+    requirements = {p.name: (p.folder / "requirements.txt").read_text().split() for p in chosen}
+    document = report.document(
+        *("frameworks", settings, found, rows, failures),
+        meta={"requirements": requirements},
+    )
+    text = f"one step, median milliseconds\n{figures.table(rows)}" if rows else ""
+    report.publish(options, document, text, lambda doc, png: figures.plot(doc["results"], png))
     return int(bool(failures))
 
 

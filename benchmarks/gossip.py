@@ -1,8 +1,7 @@
 """Gossip: accuracy against bytes over many seeds, and against seconds on slow links.
 
-Owns the command line and the pictures. The two halves are gossip_study.py, which simulates the
-ranks with the triggers and topologies of hsgd.optim, and gossip_links.py, which runs hsgd.optim's
-Gossip itself on virtual nodes.
+The two halves are gossip_study.py, which simulates the ranks with the triggers and topologies of
+hsgd.optim, and gossip_links.py, which runs hsgd.optim's Gossip itself on virtual nodes.
 """
 
 from __future__ import annotations
@@ -52,16 +51,11 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when links could not be measured, and 130 or 143
-    when it was interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 when links could not be measured."""
     options = _read(argv)
     torch.set_num_threads(1)
     names = ("seeds", "steps", "rates", "target", "link_steps", "turns")
-    found = _Found(
-        options.json,
-        report.facts("gossip") | {"settings": {name: getattr(options, name) for name in names}},
-    )
+    found = _Found(options.json, {name: getattr(options, name) for name in names})
     failed = False
     with keeping() as stopped:
         try:
@@ -69,11 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         except LaunchError as error:
             print(f"error: {error}", file=sys.stderr)
             failed = True
-    found.meta["interrupted"] = bool(stopped.code)
-    print("\n".join([*cost_lines(found.cost), *tables(found.studied), *link_tables(found.timed)]))
-    found.write()
-    if options.png and (found.studied or found.timed):
-        plot(found.studied, found.timed, options.png)
+    text = "\n".join([*cost_lines(found.cost), *tables(found.studied), *link_tables(found.timed)])
+    report.publish(
+        *(options, found.document(stopped.code), text),
+        lambda _, target: plot(found.studied, found.timed, target),
+    )
     return stopped.code or int(failed)
 
 
@@ -116,21 +110,20 @@ class _Found:
     """What was measured so far; the file has it too, whatever ends the run."""
 
     target: Path | None
-    meta: dict[str, Any]
+    settings: dict[str, Any]
     cost: list[dict[str, Any]] = field(default_factory=list)
     studied: list[dict[str, Any]] = field(default_factory=list)
     timed: list[dict[str, Any]] = field(default_factory=list)
 
-    def write(self) -> None:
-        """Write the file anew, in one go."""
-        if self.target is None:
-            return
+    def document(self, stopped: int = 0) -> dict[str, Any]:
         compared = gossip_study.ratios(self.studied) | gossip_links.ratios(self.timed)
         compared |= gossip_cost.ratios(self.cost)
         results = self.cost + self.studied + self.timed
-        part = self.target.with_name(f"{self.target.name}.part")
-        report.write_json(part, {"meta": self.meta, "ratios": compared, "results": results})
-        part.replace(self.target)
+        return report.document("gossip", self.settings, compared, results, stopped=stopped)
+
+    def write(self) -> None:
+        if self.target is not None:
+            report.write_json(self.target, self.document())
 
 
 def _say(line: str) -> None:
@@ -140,8 +133,7 @@ def _say(line: str) -> None:
 def cost_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the trigger costs, a line for each model."""
     lines = []
-    for case in dict.fromkeys(row["case"] for row in results):
-        rows = [row for row in results if row["case"] == case]
+    for (case,), rows in report.grouped(results, "case").items():
         medians = ", ".join(f"{row['candidate']} {row['median_us']:.0f} us" for row in rows)
         lines.append(f"{case}: {medians}")
     return lines
@@ -149,20 +141,18 @@ def cost_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """The study as text for a terminal."""
+    columns: dict[str, Any] = {
+        "": "candidate",
+        "lr": lambda row: f"{row['lr']:g}",
+        "MB of all": lambda row: f"{row['mbytes']:.2f}",
+        "single %": lambda row: f"{row['single']:.2f}",
+        "worst %": lambda row: f"{row['worst']:.2f}",
+        "mean model %": lambda row: f"{row['mean_model']:.2f}",
+        "distance": lambda row: f"{row['distance']:.4f}",
+    }
     parts = []
-    for case in dict.fromkeys(row["case"] for row in results):
-        rows = [row for row in results if row["case"] == case]
-        lines = [
-            [
-                row["candidate"],
-                f"{row['lr']:g}",
-                *(f"{row[name]:.2f}" for name in ("mbytes", "single", "worst", "mean_model")),
-                f"{row['distance']:.4f}",
-            ]
-            for row in rows
-        ]
-        header = ["", "lr", "MB of all", "single %", "worst %", "mean model %", "distance"]
-        parts.append(f"{case}\n" + report.table(header, lines))
+    for (case,), rows in report.grouped(results, "case").items():
+        parts.append(f"{case}\n" + report.rows_table(rows, columns))
         for row in rows:
             if row["candidate"].startswith("budget"):
                 parts += _comparisons(rows, row)
@@ -186,20 +176,17 @@ def _comparisons(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> l
 def link_tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """The seconds on slow links as text for a terminal."""
     parts = []
-    for case in dict.fromkeys(row["case"] for row in results):
-        rows = [row for row in results if row["case"] == case]
-        lines = [
-            [
-                row["candidate"],
-                f"{row['seconds']:.2f}" if row["reached"] else "not reached",
-                f"{row['steps']:g}",
-                f"{row['accuracy']:.1f}",
-                f"{row['mbytes']:.2f}",
-            ]
-            for row in rows
-        ]
-        header = ["", f"s to {rows[0]['target']:g}%", "steps", "accuracy %", "MB of all"]
-        parts.append(f"{case}\n" + report.table(header, lines))
+    for (case,), rows in report.grouped(results, "case").items():
+        columns: dict[str, Any] = {
+            "": "candidate",
+            f"s to {rows[0]['target']:g}%": lambda row: (
+                f"{row['seconds']:.2f}" if row["reached"] else "not reached"
+            ),
+            "steps": lambda row: f"{row['steps']:g}",
+            "accuracy %": lambda row: f"{row['accuracy']:.1f}",
+            "MB of all": lambda row: f"{row['mbytes']:.2f}",
+        }
+        parts.append(f"{case}\n" + report.rows_table(rows, columns))
     return parts
 
 
@@ -207,26 +194,16 @@ def plot(
     studied: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any]], target: Path
 ) -> None:
     """Accuracy against bytes, and against seconds, a panel for each case."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    panels = [(case, studied) for case in dict.fromkeys(row["case"] for row in studied)]
-    panels += [(case, timed) for case in dict.fromkeys(row["case"] for row in timed)]
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(3.6 * len(panels) + 1, 4), squeeze=False, layout="constrained"
-    )
-    for axis, (case, results) in zip(axes[0], panels, strict=True):
-        rows = [row for row in results if row["case"] == case]
-        _draw_bytes(axis, rows) if results is studied else _draw_seconds(axis, rows)
-        axis.set_title(case, fontsize=10)
-        axis.grid(True, color="#dddddd", linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(fontsize=7, frameon=False, loc="lower right")
-    axes[0][0].set_ylabel("test accuracy, %")
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    panels = [(_draw_bytes, *case) for case in report.grouped(studied, "case").items()]
+    panels += [(_draw_seconds, *case) for case in report.grouped(timed, "case").items()]
+    size = (3.6 * len(panels) + 1, 4)
+    with report.figure(target, 1, max(1, len(panels)), size=size) as axes:
+        for axis, (draw, (case,), rows) in zip(axes[0], panels, strict=False):
+            draw(axis, rows)
+            axis.set_title(case, fontsize=10)
+            axis.grid(True, color="#dddddd", linewidth=0.6)
+            axis.legend(fontsize=7, frameon=False, loc="lower right")
+        axes[0][0].set_ylabel("test accuracy, %")
 
 
 _OFF_THE_LINE = ("-random", "-final", "-bf16")  # another topology or wire; final is "mean model"
@@ -258,36 +235,28 @@ def _draw_seconds(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axis.set_xlabel("seconds")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else None,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help="few seeds, steps and candidates")
-    parser.add_argument("--seeds", type=int, help="seeds of each candidate (default 20)")
-    parser.add_argument("--steps", type=int, help="local steps (default 1400)")
-    parser.add_argument("--ranks", type=int, nargs="+", help="default 4 8")
-    parser.add_argument("--shards", nargs="+", choices=SHARDS, help="default all")
-    parser.add_argument("--candidates", nargs="+", help="of the study; default all")
-    parser.add_argument("--rates", type=float, nargs="+", help="learning rates to choose from")
-    parser.add_argument("--no-study", dest="study", action="store_false", help="links only")
-    parser.add_argument("--links", nargs="*", help="default 100mbit 1gbit; none with --quick")
-    parser.add_argument("--nodes", type=int, default=4, help="virtual nodes, of one rank each")
-    parser.add_argument("--target", type=float, default=85.0, help="accuracy on links, percent")
-    parser.add_argument("--link-steps", type=int, default=260, help="most steps on links")
-    parser.add_argument("--turns", type=int, default=2, help="of each candidate on links")
-    parser.add_argument(
-        "--limit-s", type=float, help="begin nothing new after so long, and keep what there is"
-    )
-    parser.add_argument("--json", type=Path, help="write facts, rows and ratios")
-    parser.add_argument("--png", type=Path, help="draw accuracy against bytes")
-    return parser
-
-
 def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options, with what --quick changes."""
-    options = _parser().parse_args(argv)
+    parser = report.argument_parser(
+        *(str(__doc__).splitlines()[0], EPILOG),
+        quick="few seeds, steps and candidates",
+        png="draw accuracy against bytes",
+    )
+    add = parser.add_argument
+    add("--seeds", type=int, help="seeds of each candidate (default 20)")
+    add("--steps", type=int, help="local steps (default 1400)")
+    add("--ranks", type=int, nargs="+", help="default 4 8")
+    add("--shards", nargs="+", choices=SHARDS, help="default all")
+    add("--candidates", nargs="+", help="of the study; default all")
+    add("--rates", type=float, nargs="+", help="learning rates to choose from")
+    add("--no-study", dest="study", action="store_false", help="links only")
+    add("--links", nargs="*", help="default 100mbit 1gbit; none with --quick")
+    add("--nodes", type=int, default=4, help="virtual nodes, of one rank each")
+    add("--target", type=float, default=85.0, help="accuracy on links, percent")
+    add("--link-steps", type=int, default=260, help="most steps on links")
+    add("--turns", type=int, default=2, help="of each candidate on links")
+    add("--limit-s", type=float, help="begin nothing new after so long, and keep what there is")
+    options = report.parse(parser, argv)
     quick = options.quick
     if options.links is None:
         options.links = [] if quick else ["100mbit", "1gbit"]

@@ -2,9 +2,8 @@
 
 C programs (native/interposer/) call MPI_* and PMPI_* in turn, in one process with the interposer
 preloaded, and compare their results: pairs.c single calls, mixes.c programs that mix collectives
-with what goes on beside them. Owns the choice of cases and the ratios; a call on
-MPI_COMM_SELF passes through, and its extra time is the interposer's alone. A third run without
-LD_PRELOAD shows the noise of that difference.
+with what goes on beside them. A call on MPI_COMM_SELF passes through, and its extra time is the
+interposer's alone. A third run without LD_PRELOAD shows the noise of that difference.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import Any
 from harness import jobs, layouts, report
 from hsgd.jobs.launch import launch, mpirun, preload
 from hsgd.jobs.launch.mpi_compiler import find_wrapper
+from toolkit.processes import CommandTimeout, run_marked
 
 __all__ = ["LIMIT_NS", "run"]
 
@@ -60,54 +60,34 @@ def run(argv: Sequence[str] | None = None) -> int:
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="hsgd-bench-") as folder:
         program = _compile(Path(folder), "pairs")
-        for ranks, kind, nbytes, interposed in (
-            (1, "passed", PASSED_BYTES, True),
-            (1, "plain", PASSED_BYTES, False),
-            *((ranks, "taken", sizes, True) for ranks in options.np),
-        ):
-            words = [
-                str(program),
-                "world" if kind == "taken" else "self",
-                str(rounds),
-                str(batch_s),
-            ]
-            try:
-                rows = _measure(ranks, [*words, *map(str, nbytes)], interposed)
-            except jobs.JobFailed as error:
-                print(f"error: {error}", file=sys.stderr)
-                return 1
-            results += [{"kind": kind, "ranks": ranks, **row} for row in rows]
         try:
+            for ranks, kind, nbytes, interposed in (
+                (1, "passed", PASSED_BYTES, True),
+                (1, "plain", PASSED_BYTES, False),
+                *((ranks, "taken", sizes, True) for ranks in options.np),
+            ):
+                where = "world" if kind == "taken" else "self"
+                words = [str(program), where, str(rounds), str(batch_s), *map(str, nbytes)]
+                rows = _measure(ranks, words, interposed)
+                results += [{"kind": kind, "ranks": ranks, **row} for row in rows]
             mixes = _measure_mixes(_compile(Path(folder), "mixes"), options.np, options.quick)
         except jobs.JobFailed as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-    document = {
-        "meta": report.facts("interposer"),
-        "results": results,
-        "mixes": mixes,
-        "ratios": _ratios(results) | _mix_ratios(mixes),
-        "failures": [],
-    }
-    if options.json:
-        report.write_json(options.json, document)
-    print(_table(results))
-    print(_mix_table(mixes))
+    found = _ratios(results) | _mix_ratios(mixes)
+    document = report.document("interposer", vars(options), found, results, mixes=mixes)
+    report.publish(options, document, f"{_table(results)}\n{_mix_table(mixes)}")
     return 0
 
 
 def _read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="interposer.py",
-        description="Measure what the interposer costs and gains.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Measure what the interposer costs and gains.", EPILOG),
+        quick="few sizes and rounds, in under 60 s",
     )
-    parser.add_argument("--quick", action="store_true", help="few sizes and rounds, in under 60 s")
     parser.add_argument("--np", type=int, nargs="+", default=[2], help="ranks (default: 2)")
     parser.add_argument("--sizes", type=report.read_size, nargs="+", help="like 1KB 64KB 4MB")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write facts, rows and ratios")
-    return parser.parse_args(argv)
+    return report.parse(parser, argv)
 
 
 def _compile(folder: Path, name: str) -> Path:
@@ -147,11 +127,9 @@ def _measure(
     )
     words = mpirun.command_line(launch.find_launcher(environ), job, environ)
     try:
-        done = subprocess.run(
-            words, env=environ, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise jobs.JobFailed(f"{ranks} ranks: not finished after {RUN_LIMIT_S:g} s") from None
+        done = run_marked(words, environ, RUN_LIMIT_S)
+    except CommandTimeout as error:
+        raise jobs.JobFailed(f"{ranks} ranks: {str(error).splitlines()[0]}") from None
     if done.returncode != 0:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise jobs.JobFailed(f"{ranks} ranks: exit code {done.returncode}: {lines[:1]}")
@@ -167,55 +145,41 @@ def _ratios(results: Sequence[dict[str, Any]]) -> dict[str, float]:
             ratios[f"vs_limit/passed/{row['collective']}/{size}"] = LIMIT_NS / extra_ns
         elif row["kind"] == "taken":
             name = f"vs_peer/interposer/{row['collective']}/np{row['ranks']}/{size}"
-            ratios[name] = row["pmpi_ns"] / row["mpi_ns"]
+            ratios[name] = _share(row, "ns")
     return ratios
 
 
 def _mix_ratios(mixes: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {
-        f"vs_peer/interposer_mix/{row['mix']}/np{row['ranks']}/{row['copy']}": row["pmpi_us"]
-        / row["mpi_us"]
+        f"vs_peer/interposer_mix/{row['mix']}/np{row['ranks']}/{row['copy']}": _share(row, "us")
         for row in mixes
     }
 
 
+def _share(row: Mapping[str, Any], unit: str) -> float:
+    return float(row[f"pmpi_{unit}"] / row[f"mpi_{unit}"])
+
+
 def _mix_table(mixes: Sequence[dict[str, Any]]) -> str:
-    return report.table(
-        ("mix", "ranks", "copy", "MPI us", "PMPI us", "PMPI / MPI"),
-        [
-            (
-                *(row["mix"], str(row["ranks"]), row["copy"]),
-                *(f"{row['mpi_us']:.1f}", f"{row['pmpi_us']:.1f}"),
-                f"{row['pmpi_us'] / row['mpi_us']:.2f}",
-            )
-            for row in mixes
-        ],
-    )
+    columns: dict[str, Any] = {name: name for name in ("mix", "ranks", "copy")}
+    columns |= {
+        "MPI us": lambda row: f"{row['mpi_us']:.1f}",
+        "PMPI us": lambda row: f"{row['pmpi_us']:.1f}",
+        "PMPI / MPI": lambda row: f"{_share(row, 'us'):.2f}",
+    }
+    return report.rows_table(mixes, columns)
 
 
 def _table(results: Sequence[dict[str, Any]]) -> str:
-    header = (
-        "calls",
-        "collective",
-        "ranks",
-        "bytes",
-        "MPI ns",
-        "PMPI ns",
-        "extra ns",
-        "PMPI / MPI",
-    )
-    return report.table(
-        header,
-        [
-            (
-                *(row["kind"], row["collective"], str(row["ranks"])),
-                *(report.size_label(row["bytes"]), f"{row['mpi_ns']:.0f}", f"{row['pmpi_ns']:.0f}"),
-                f"{row['mpi_ns'] - row['pmpi_ns']:.0f}",
-                f"{row['pmpi_ns'] / row['mpi_ns']:.2f}",
-            )
-            for row in results
-        ],
-    )
+    columns: dict[str, Any] = {"calls": "kind", "collective": "collective", "ranks": "ranks"}
+    columns |= {
+        "bytes": lambda row: report.size_label(row["bytes"]),
+        "MPI ns": lambda row: f"{row['mpi_ns']:.0f}",
+        "PMPI ns": lambda row: f"{row['pmpi_ns']:.0f}",
+        "extra ns": lambda row: f"{row['mpi_ns'] - row['pmpi_ns']:.0f}",
+        "PMPI / MPI": lambda row: f"{_share(row, 'ns'):.2f}",
+    }
+    return report.rows_table(results, columns)
 
 
 if __name__ == "__main__":

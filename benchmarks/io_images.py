@@ -1,13 +1,12 @@
 """How fast decoded images reach the training loop: hsgd.io, its peers, and decoding alone.
 
-Owns the command line, the turns and the figures. Candidates are in images/image_loaders.py, the
-files in images/image_files.py; each candidate is a process of its own (images/image_reader.py).
+Candidates are in images/image_loaders.py, the files in images/image_files.py; each candidate is a
+process of its own (images/image_reader.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -19,11 +18,12 @@ from typing import Any
 from harness import report
 from harness.stopping import keeping
 from images.image_files import make_images
-from images.image_loaders import CANDIDATES, Candidate
-from images.image_reader import Reader
-from studies.io_packages import reason_against
+from images.image_loaders import CANDIDATES
+from images.image_reader import read
+from studies.io_packages import Candidate, usable
+from workers.staying_processes import StayingProcesses
 
-__all__ = ["main", "ratios", "usable"]
+__all__ = ["main"]
 
 CASES = {
     "random": "a random part of each image, mirrored or not, at 224 x 224",
@@ -62,30 +62,16 @@ examples:
 
 
 @dataclass
-class Found:
+class Found(report.Measured):
     """What was measured so far."""
 
     turns: dict[tuple[str, str], list[dict[str, float]]] = field(default_factory=dict)
     memory: dict[str, list[float]] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # packages, and why
-
-
-def usable(chosen: Sequence[Candidate], install: bool, left_out: dict[str, str]) -> list[Candidate]:
-    """Those that can be used here; packages that are missing go to `left_out`, with the reason."""
-    names = {name for candidate in chosen for name in candidate.needs()}
-    if any(candidate.kind == "peer" for candidate in chosen):
-        names.add("ffcv")  # nobody: it was not there to be tried
-    for name in sorted(names, reverse=True):  # torchvision before streaming, which may replace it
-        if reason := reason_against(name, install):
-            left_out[name] = reason
-            print(f"left out: {name} ({reason})", file=sys.stderr)
-    return [c for c in chosen if not c.needs() & left_out.keys()]
 
 
 def measure(chosen: Sequence[Candidate], options: argparse.Namespace, found: Found) -> None:
     """All turns into `found`, also when they are broken off."""
-    readers: dict[str, Reader] = {}
+    readers: dict[str, StayingProcesses] = {}
     with tempfile.TemporaryDirectory(prefix="hsgd-images-") as temporary:
         folder = options.folder or Path(temporary)
         images = make_images(folder, options.images, {candidate.files for candidate in chosen})
@@ -97,8 +83,8 @@ def measure(chosen: Sequence[Candidate], options: argparse.Namespace, found: Fou
                     print(f"{case}: turn {turn} of {options.rounds}", file=sys.stderr, flush=True)
                 if "hsgd" in readers:
                     few = make_images(folder / "few", min(options.images, 64), {"slabs"})
-                    measured = readers["hsgd"].memory(few, case, options.memory_epochs)
-                    found.memory[case] = measured["rss_mb"]
+                    told = readers["hsgd"].ask("memory", few, case, options.memory_epochs)
+                    found.memory[case] = told[0]["rss_mb"]
         finally:
             for reader in readers.values():
                 reader.close()
@@ -106,7 +92,7 @@ def measure(chosen: Sequence[Candidate], options: argparse.Namespace, found: Fou
 
 def _turn(
     candidate: Candidate,
-    readers: dict[str, Reader],
+    readers: dict[str, StayingProcesses],
     images: Any,
     case: str,
     turn: int,
@@ -118,10 +104,10 @@ def _turn(
         return
     try:
         if name not in readers:
-            readers[name] = Reader(candidate)
+            readers[name] = StayingProcesses(read, [(name,)])
         if turn == 0:
-            readers[name].check(images, case)
-        one = readers[name].epoch(images, case, turn)
+            readers[name].ask("check", images, case)
+        (one,) = readers[name].ask("epoch", images, case, turn)
     except (RuntimeError, TimeoutError, EOFError, OSError) as error:
         found.failures.append(f"{candidate.label}, {case}: {error}")
         found.turns.pop((case, name), None)
@@ -166,10 +152,10 @@ def ratios(
     for own in [row for row in rows if row["kind"] == "hsgd"]:
         case = own["case"]
         others = [row for row in rows if row["case"] == case and row is not own]
-        named = {f"vs_{row['candidate']}": [row] for row in others if row["kind"] == "peer"}
-        named["vs_peer"] = [row for row in others if row["kind"] == "peer"]
-        named["vs_limit"] = [row for row in others if row["candidate"] == "decode"]
-        named["vs_limit-scaled"] = [row for row in others if row["candidate"] == "decode-scale"]
+        peers = [row for row in others if row["kind"] == "peer"]
+        named = {f"vs_{row['candidate']}": [row] for row in peers} | {"vs_peer": peers}
+        for name, limit in (("vs_limit", "decode"), ("vs_limit-scaled", "decode-scale")):
+            named[name] = [row for row in others if row["candidate"] == limit]
         for name, same in named.items():
             if same:
                 best = max(row["images_per_s"] for row in same)
@@ -182,7 +168,7 @@ def ratios(
 
 
 def document(
-    chosen: Sequence[Candidate], options: argparse.Namespace, found: Found
+    chosen: Sequence[Candidate], options: argparse.Namespace, found: Found, stopped: int
 ) -> dict[str, Any]:
     """Everything, as it goes into the JSON."""
     rows = rows_of(chosen, options.images, found)
@@ -192,30 +178,27 @@ def document(
         "memory_epochs": options.memory_epochs,
         "layouts": {"np1": "one rank"},
     }
-    return {
-        "meta": {**report.facts("io_images"), "settings": settings},
-        "ratios": ratios(rows, found.memory),
-        "left_out": found.left_out,
-        "failures": found.failures,
-        "memory": {case: {"rss_mb": values} for case, values in found.memory.items()},
-        "results": rows,
-    }
+    return report.document(
+        *("io_images", settings, ratios(rows, found.memory), rows, found.failures, stopped),
+        left_out=found.left_out,
+        memory={case: {"rss_mb": values} for case, values in found.memory.items()},
+    )
 
 
 def tables(doc: Mapping[str, Any]) -> str:
     """The document as text, a table for each case."""
+    columns: dict[str, Any] = {
+        "candidate": "label",
+        "images/s": lambda row: f"{row['images_per_s']:,.0f}",
+        "CPU ms/image": lambda row: f"{row['cpu_ms_per_image']:.3f}",
+        "images/CPU s": lambda row: f"{row['images_per_cpu_s']:,.0f}",
+    }
     parts = []
-    for case in dict.fromkeys(row["case"] for row in doc["results"]):
-        lines = [
-            [row["label"], f"{row['images_per_s']:,.0f}", f"{row['cpu_ms_per_image']:.3f}",
-             f"{row['images_per_cpu_s']:,.0f}"]
-            for row in doc["results"] if row["case"] == case
-        ]  # fmt: skip
-        header = ["candidate", "images/s", "CPU ms/image", "images/CPU s"]
+    for (case,), rows in report.grouped(doc["results"], "case").items():
         shown = ("vs_peer", "vs_limit", "vs_limit-scaled", "flat_memory")
         keys = [f"{cpu}{name}/{case}" for name in shown for cpu in ("", "cpu/")]
         values = [f"{key}: {doc['ratios'][key]:g}" for key in keys if key in doc["ratios"]]
-        parts += [CASES[case], report.table(header, lines), "  ".join(values)]
+        parts += [CASES[case], report.rows_table(rows, columns), "  ".join(values)]
     for case, memory in doc["memory"].items():
         kept = memory["rss_mb"]
         parts.append(
@@ -226,15 +209,12 @@ def tables(doc: Mapping[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Encoded images from files to the training loop.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Encoded images from files to the training loop.", EPILOG),
+        quick="192 images, 2 rounds, few peers: under a minute",
+        png="plot there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="192 images, 2 rounds, few peers: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot there")
     add("--case", nargs="+", choices=CASES, default=list(CASES), help="default: both")
     add("--images", type=int, help="how many (default 1000)")
     add("--rounds", type=int, help="turns of each candidate (default 9)")
@@ -247,37 +227,32 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 when nothing was measured."""
     parser = _parser()
-    options = parser.parse_args(argv)
+    options = report.parse(parser, argv)
     options.images = options.images or (192 if options.quick else 1000)
     options.rounds = options.rounds or (2 if options.quick else 9)
     unknown = set(options.candidates or ()) - {candidate.name for candidate in CANDIDATES}
     if unknown:
         parser.error(f"--candidates: nobody is called {', '.join(sorted(unknown))}")
-    report.check_targets(parser, options.json, options.png)
     names = options.candidates or [c.name for c in CANDIDATES if not options.quick or c.quick]
     found = Found()
     chosen = [candidate for candidate in CANDIDATES if candidate.name in names]
     with keeping() as stopped:
         chosen = usable(chosen, options.peers, found.left_out)
         measure(chosen, options, found)
-    doc = document(chosen, options, found)
-    doc["meta"]["interrupted"] = bool(stopped.code)
-    print(tables(doc))
-    for line in found.failures:
-        print(f"failed: {line}", file=sys.stderr)
-    if options.json:
-        report.write_json(options.json, json.loads(json.dumps(doc)))
-    if options.png and doc["results"]:
-        heights = {
-            "images per second": lambda row: row["images_per_s"],
-            "images per processor second": lambda row: row["images_per_cpu_s"],
-        }
-        report.plot_bars(doc["results"], options.png, heights)
+    doc = document(chosen, options, found, stopped.code)
+    report.publish(options, doc, tables(doc), plot)
     return stopped.code or (0 if doc["results"] else 1)
+
+
+def plot(doc: Mapping[str, Any], target: Path) -> None:
+    """Bars of both rates, a column for each case."""
+    heights = {
+        "images per second": lambda row: row["images_per_s"],
+        "images per processor second": lambda row: row["images_per_cpu_s"],
+    }
+    report.plot_bars(doc["results"], target, heights)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,29 @@
 """How fast samples reach the training loop: hsgd.io against h5py, DataLoader, WebDataset and more.
 
-Owns the command line, the turns, and the figures. Candidates are in io_candidates.py, the files in
-io_files.py, the packages of peers in io_packages.py. Ranks (io_ranks.py) are processes that stay
-from candidate to candidate, so that start-up does not count.
+Candidates are in io_candidates.py, the files in io_files.py, the packages of peers in
+io_packages.py. Ranks (io_ranks.py) are processes that stay from candidate to candidate, so that
+start-up does not count.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness import report
+from harness.stopping import keeping
 from remote import exchange_study, remote_study
 from studies import io_records
-from studies.io_candidates import CANDIDATES, MEMORY_LIMIT, Candidate, fio_rate
+from studies.io_candidates import CANDIDATES, fio_rate
 from studies.io_files import SMALL, DataSet, can_drop_caches, drop_caches, make, warm
-from studies.io_packages import reason_against
+from studies.io_packages import Candidate, usable
 from workers.io_ranks import Ranks
 
 __all__ = ["main"]
@@ -38,21 +36,18 @@ turn is stopped there, and the rate until then counts. Before the first turn eac
 are compared with the HDF5 file. Before cold turns the page cache is dropped (as root). WebDataset,
 Streaming, LitData, h5coro, ArrayRecord and TensorStore's shuffled rows have a quarter of the same
 samples, at most 256 MB, warm alone.
---json is written after each case, and when the run is interrupted or its --limit reached: what was
-measured by then counts.
+--json is written after each case, and when the run is interrupted, with what was measured by then.
 
 Ratios in the JSON, of rates within this run, above 1 is ahead: CASE is STATE/ORDER/SIZE/RANKS.
 vs_peer/CASE is hsgd.io / the fastest peer in the same order, vs_NAME/CASE / one peer. vs_limit/CASE
 is hsgd.io / preadv of the same bytes into a ring of the same size (warm) or / fio with direct
-sequential reads (cold). ORDER-packed compares those that read Blosc's lz4, ORDER-limited is hsgd.io
-with a memory_limit of 64 MiB, and vs_memory_limit that / the memory that it gained; ORDER-mapped is
-hsgd.io with ReadOptions(mapped=True), against the peers of ORDER. Of opening a
-loader: vs_half_a_second is 0.5 s / the time until its first batch, parses_per_job the files that
-all ranks together opened with HDF5 / the files that there are: 1 is one parse for the job.
+sequential reads (cold). ORDER-packed compares those that read Blosc's lz4; ORDER-mapped is hsgd.io
+with ReadOptions(mapped=True), against the peers of ORDER. Of opening a loader: vs_half_a_second is
+0.5 s / the time until its first batch.
 
 Peers that are not there are installed once, into hsgd's cache: pyfive, h5coro, LitData, SPDL, Grain
-and TensorStore. WebDataset, Streaming and hdf5plugin must be in the environment, and FFCV, which is
-compiled against OpenCV and Numba. Those that cannot be used are named, with the reason.
+and TensorStore. WebDataset, Streaming and hdf5plugin must be in the environment. Those that cannot
+be used are named, with the reason.
 
 --remote measures datasets behind a URL, --exchange slabs of another node, --records token streams
 and tables, with options of their own: --remote --help, and so on.
@@ -60,11 +55,12 @@ and tables, with options of their own: --remote --help, and so on.
 examples:
   python benchmarks/io_throughput.py --quick
   python benchmarks/io_throughput.py --json io.json --png io.png
-  python benchmarks/io_throughput.py --sizes 3KB 64KB --np 1 --budget 1 --limit 330 --json warm.json
+  python benchmarks/io_throughput.py --sizes 3KB 64KB --np 1 --budget 1 --json warm.json
   python benchmarks/io_throughput.py --state cold --sizes 150KB 4MB --np 1 2 --budget 2 \
-      --candidates hsgd hsgd-order loader-2 h5py-slabs --limit 330 --json cold.json
+      --candidates hsgd hsgd-order loader-2 h5py-slabs --json cold.json
   python benchmarks/io_throughput.py --remote --plain --candidates hsgd-again hsgd-disk-again
 """
+SIZES = (3 << 10, 64 << 10, 150 << 10, 4 << 20)
 
 
 @dataclass(frozen=True)
@@ -80,25 +76,11 @@ class Case:
         return f"{self.state}, samples of {size}, {self.ranks} rank(s)"
 
 
-class Clock:
-    """Says when the time of the whole run is over."""
-
-    def __init__(self, limit_s: float | None) -> None:
-        self._end = None if limit_s is None else time.monotonic() + limit_s
-
-    def is_over(self) -> bool:
-        """Whether nothing new shall be begun."""
-        return self._end is not None and time.monotonic() > self._end
-
-
 @dataclass
-class Found:
+class Found(report.Measured):
     """What was measured so far."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
     openings: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # packages, and why
 
 
 def measure(
@@ -106,7 +88,6 @@ def measure(
     data: DataSet,
     chosen: Sequence[Candidate],
     options: argparse.Namespace,
-    clock: Clock,
     found: Found,
 ) -> None:
     """All turns of one case into `found`, also when they are broken off."""
@@ -124,8 +105,6 @@ def measure(
             ranks = Ranks(case.ranks)
         for turn in range(options.rounds + 1):  # of the first, the rate is not counted
             for candidate in [c for c in present if c.name in turns]:
-                if clock.is_over():
-                    return
                 drop_caches() if cold else warm(data, candidate.files)
                 try:
                     if turn == 0 and candidate.kind != "limit":
@@ -165,8 +144,7 @@ def _opening(case: Case, data: DataSet, ranks: Ranks) -> dict[str, Any]:
         "bytes": case.sample_bytes,
         "ranks": case.ranks,
         "files": len(data.files("slabs")),
-        **{name: round(opening[name], 4) for name in ("open_s", "first_s")},
-        "parsed": opening["parsed"],
+        **{name: round(value, 4) for name, value in opening.items()},
     }
 
 
@@ -188,7 +166,6 @@ def _row(case: Case, candidate: Candidate, turns: list[dict[str, float]]) -> dic
     }
     if "first_s" in turns[-1]:
         row["first_s"] = round(max(turn["first_s"] for turn in turns[1:]), 4)
-        row["peak_mb"] = round(max(turn["peak_mb"] for turn in turns), 1)  # some keep it
     return row
 
 
@@ -198,24 +175,19 @@ def ratios(rows: Sequence[dict[str, Any]], openings: Sequence[dict[str, Any]]) -
     for opening in openings:
         size = report.size_label(opening["bytes"])
         case = f"{opening['state']}/{size}/np{opening['ranks']}"
-        found[f"parses_per_job/{case}"] = round(sum(opening["parsed"]) / opening["files"], 3)
         found[f"vs_half_a_second/{case}"] = round(0.5 / opening["first_s"], 2)
+    cases = report.grouped(rows, "state", "bytes", "ranks")
     for own in [row for row in rows if row["kind"] == "hsgd"]:
         variant = own["variant"]
-        where = (own["state"], own["bytes"], own["ranks"])
         size = report.size_label(own["bytes"])
         order = f"{own['order']}-{variant}" if variant else own["order"]
         case = f"{own['state']}/{order}/{size}/np{own['ranks']}"
-        same = [r for r in rows if (r["state"], r["bytes"], r["ranks"]) == where]
+        same = cases[own["state"], own["bytes"], own["ranks"]]
         rivals = "" if variant == "mapped" else variant
         alike = [r for r in same if (r["order"], r["variant"]) == (own["order"], rivals)]
         peers = [r for r in alike if r["kind"] == "peer"]
         wanted = "preadv" if own["state"] == "warm" else "fio"
         limits = [r for r in same if r["candidate"] == wanted and variant != "packed"]
-        if variant == "limited":
-            found[f"vs_memory_limit/{case}"] = round(
-                MEMORY_LIMIT / 2**20 / max(own["peak_mb"], 1.0), 3
-            )
         named = [(f"vs_{r['candidate']}", r) for r in peers] + [("vs_limit", r) for r in limits]
         if peers:
             named.append(("vs_peer", max(peers, key=lambda r: r["samples_per_s"])))
@@ -224,78 +196,41 @@ def ratios(rows: Sequence[dict[str, Any]], openings: Sequence[dict[str, Any]]) -
     return found
 
 
-def tables(doc: dict[str, Any]) -> str:
+def tables(doc: Mapping[str, Any]) -> str:
     """The document as text, a table for each case."""
+    columns: dict[str, Any] = {
+        "candidate": "label",
+        "order": "order",
+        "samples/s": lambda row: f"{row['samples_per_s']:,.0f}",
+        "GB/s": lambda row: f"{row['gb_per_s']:.2f}",
+        "first batch, ms": lambda row: f"{row['first_s'] * 1e3:.0f}" if "first_s" in row else "-",
+    }
     parts = []
-    rows = doc["results"]
-    cases = {Case(row["state"], row["bytes"], row["ranks"]): None for row in rows}
-    for case in cases:
-        lines = [
-            [
-                row["label"],
-                row["order"],
-                f"{row['samples_per_s']:,.0f}",
-                f"{row['gb_per_s']:.2f}",
-                f"{row['first_s'] * 1e3:.0f}" if "first_s" in row else "-",
-                f"{row['peak_mb']:.0f}" if "peak_mb" in row else "-",
-            ]
-            for row in rows
-            if Case(row["state"], row["bytes"], row["ranks"]) == case
-        ]
-        header = ["candidate", "order", "samples/s", "GB/s", "first batch, ms", "memory, MB"]
-        parts += [str(case), report.table(header, lines)]
+    for case, rows in report.grouped(doc["results"], "state", "bytes", "ranks").items():
+        parts += [str(Case(*case)), report.rows_table(rows, columns)]
     for row in doc["openings"]:
         parts.append(
             f"{Case(row['state'], row['bytes'], row['ranks'])}: opened in "
-            f"{row['open_s'] * 1e3:.0f} ms, first batch after {row['first_s'] * 1e3:.0f} ms; of "
-            f"{row['files']} files the ranks parsed {row['parsed']}"
+            f"{row['open_s'] * 1e3:.0f} ms, first batch after {row['first_s'] * 1e3:.0f} ms"
         )
     return "\n".join(parts)
 
 
-def plot(doc: dict[str, Any], target: Path) -> None:
-    """Bars of GB/s by sample size, for the first state and number of ranks."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    first = doc["results"][0]
-    rows = [
-        r for r in doc["results"] if (r["state"], r["ranks"]) == (first["state"], first["ranks"])
-    ]
-    sizes = sorted({row["bytes"] for row in rows})
-    labels = list(dict.fromkeys(row["label"] for row in rows))
-    figure, axes = pyplot.subplots(figsize=(9, 4.8), layout="constrained")
-    width = 0.8 / len(labels)
-    for number, label in enumerate(labels):
-        points = [(sizes.index(r["bytes"]), r["gb_per_s"]) for r in rows if r["label"] == label]
-        places = [place + (number - len(labels) / 2) * width for place, _ in points]
-        axes.bar(places, [value for _, value in points], width, label=label)
-    axes.set_xticks(range(len(sizes)), [report.size_label(size) for size in sizes])
-    axes.set_yscale("log")
-    axes.set_ylabel("GB/s reaching the loop")
-    axes.set_xlabel(f"bytes per sample, {first['state']}, {first['ranks']} rank(s)")
-    axes.legend(fontsize=8, frameon=False, ncols=2)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+def plot(doc: Mapping[str, Any], target: Path) -> None:
+    """Bars of GB/s, a column for each case."""
+    heights = {"GB/s reaching the loop": lambda row: row["gb_per_s"]}
+    report.plot_bars(doc["results"], target, heights, by=("state", "bytes", "ranks"))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Samples per second from files to the training loop.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = report.argument_parser(
+        *("Samples per second from files to the training loop.", EPILOG),
+        quick="two sizes, 256 MB, warm, few turns: under a minute",
+        png="plot there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="two sizes, 256 MB, warm, few turns: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot the first state there")
     add("--sizes", nargs="+", metavar="SIZE", help="bytes per sample (3KB 64KB 150KB 4MB)")
     add("--total", type=int, metavar="MB", help="of data, warm (default 1024)")
-    add("--cold-total", type=int, metavar="MB", help="of data, cold (default 4096)")
-    add("--limit", type=float, metavar="S", help="begin nothing new after so many seconds")
     add("--np", nargs="+", type=int, metavar="N", help="ranks (default 1 2 4)")
     add("--state", nargs="+", choices=("warm", "cold"), help="of the page cache (default warm)")
     add("--rounds", type=int, help="turns of each candidate (default 5)")
@@ -305,18 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--copy", action="store_true", help="the loop copies each batch, instead of touching pages")
     add("--peers", action="store_true", help="download peers that are not there yet")
     add("--folder", type=Path, help="where data is made and kept; default: a temporary one")
-    return parser
-
-
-def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
-    options = parser.parse_args(argv)
+    options = report.parse(parser, argv, sizes=report.read_size)
     quick = options.quick
-    try:
-        sizes = options.sizes or (["3KB", "64KB"] if quick else ["3KB", "64KB", "150KB", "4MB"])
-        options.sizes = [report.read_size(text) for text in sizes]
-    except ValueError as error:
-        parser.error(str(error))
+    options.sizes = options.sizes or list(SIZES[: 2 if quick else None])
     names = {candidate.name for candidate in CANDIDATES}
     unknown = set(options.candidates or ()) - names
     if unknown:
@@ -327,7 +253,6 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     if "cold" in options.state and not can_drop_caches():
         parser.error("--state cold: only root may drop the page cache")
     options.total = options.total or (256 if quick else 1024)
-    options.cold_total = options.cold_total or (256 if quick else 4096)
     options.np = options.np or ([1] if quick else [1, 2, 4])
     options.rounds = options.rounds or (2 if quick else 5)
     options.budget = options.budget or (0.4 if quick else 3.0)
@@ -336,22 +261,19 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found: Found) -> None:
     """All cases, and the files that they need."""
-    clock = Clock(options.limit)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="hsgd-io-"))
-    totals = {"warm": options.total, "cold": options.cold_total}
+    totals = {"warm": options.total, "cold": options.total * (1 if options.quick else 4)}
     try:
         for sample_bytes in options.sizes:
             for state in options.state:
-                if clock.is_over():
-                    return
                 place = folder / f"{report.size_label(sample_bytes)}-{totals[state]}"
                 kinds = {"slabs", *(c.files for c in chosen)}
                 data = make(place, sample_bytes, totals[state] << 20, kinds)
                 for ranks in options.np:
-                    if not clock.is_over():
-                        case = Case(state, sample_bytes, ranks)
-                        measure(case, data, chosen, options, clock, found)
-                        _write(options, found)
+                    case = Case(state, sample_bytes, ranks)
+                    measure(case, data, chosen, options, found)
+                    if options.json:
+                        report.write_json(options.json, _document(options, found))
                 if options.folder is None:
                     shutil.rmtree(place, ignore_errors=True)
     finally:
@@ -359,73 +281,27 @@ def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def usable(chosen: Sequence[Candidate], install: bool, left_out: dict[str, str]) -> list[Candidate]:
-    """Those that can read here; packages that the others need go to `left_out`, with the reason."""
-    for name in sorted({name for candidate in chosen for name in candidate.packages()}):
-        if reason := reason_against(name, install):
-            left_out[name] = reason
-            print(f"left out: {name} ({reason})", file=sys.stderr)
-    return [c for c in chosen if not c.packages() & left_out.keys()]
-
-
-def _write(options: argparse.Namespace, found: Found, stopped: int = 0) -> dict[str, Any]:
-    """The document, into the JSON file too when one is wanted."""
-    settings = {
-        "sizes": options.sizes,
-        "total_mb": options.total,
-        "cold_total_mb": options.cold_total,
-        "rounds": options.rounds,
-        "budget_s": options.budget,
-        "limit_s": options.limit,
-        "copy": options.copy,
-    }
-    meta = {
-        **report.facts("io_throughput"),
-        "settings": settings,
-        "interrupted": bool(stopped),
-    }
-    doc = {
-        "meta": meta,
-        "ratios": ratios(found.rows, found.openings),
-        "left_out": found.left_out,
-        "failures": found.failures,
-        "openings": found.openings,
-        "results": found.rows,
-    }
-    if options.json:
-        report.write_json(options.json, json.loads(json.dumps(doc)))
-    return doc
+def _document(options: argparse.Namespace, found: Found, stopped: int = 0) -> dict[str, Any]:
+    compared = ratios(found.rows, found.openings)
+    return report.document(
+        *("io_throughput", vars(options), compared, found.rows, found.failures, stopped),
+        left_out=found.left_out,
+        openings=found.openings,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 when nothing was measured."""
     options = _settings(argv)
     names = options.candidates or [c.name for c in CANDIDATES if not options.quick or c.quick]
     chosen = [c for c in CANDIDATES if c.name in names]
     found = Found()
-    stopped = 0
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
+    with keeping() as stopped:
         chosen = usable(chosen, options.peers, found.left_out)
         _measure_all(options, chosen, found)
-    except KeyboardInterrupt:
-        stopped = 130
-    except SystemExit as request:
-        stopped = int(request.code or 1)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if stopped:
-        print("interrupted; this is what had been measured", file=sys.stderr)
-    doc = _write(options, found, stopped)
-    if found.rows:
-        print(tables(doc))
-    for line in found.failures:
-        print(f"failed: {line}", file=sys.stderr)
-    if options.png and found.rows:
-        plot(doc, options.png)
-    return stopped or (0 if found.rows else 1)
+    doc = _document(options, found, stopped.code)
+    report.publish(options, doc, tables(doc), plot)
+    return stopped.code or (0 if found.rows else 1)
 
 
 if __name__ == "__main__":

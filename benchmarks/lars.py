@@ -1,18 +1,17 @@
 """Steps of LARS on the shapes of real models: hsgd against torch-optimizer, timm and SGD.
 
-Owns the shapes and the comparison. Times one process, without gradients or communication.
+Times one process, without gradients or communication.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import random
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,30 +131,23 @@ def measure(
 def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """vs_peer/MODEL/THREADS, vs_NAME/..., and vs_limit/..., all over hsgd's LARS."""
     found = {}
-    for case in dict.fromkeys((row["model"], row["threads"]) for row in rows):
-        here = {r["candidate"]: r for r in rows if (r["model"], r["threads"]) == case}
-        ours = here["hsgd"]["median_us"]
-        key = f"{case[0]}/{case[1]}threads"
-        peers = {n: r["median_us"] for n, r in here.items() if r["kind"] == "peer"}
-        compared = {f"vs_{name}": value for name, value in peers.items()}
-        if peers:
-            compared["vs_peer"] = min(peers.values())
-        compared["vs_limit"] = here["SGD fused"]["median_us"]
-        found.update({f"{vs}/{key}": float(f"{v / ours:.4g}") for vs, v in compared.items()})
+    for (model, threads), same in report.grouped(rows, "model", "threads").items():
+        here = {row["candidate"]: row for row in same}
+        peers = {name: row["median_us"] for name, row in here.items() if row["kind"] == "peer"}
+        limit = here["SGD fused"]["median_us"]
+        compared = report.versus(here["hsgd"]["median_us"], peers, limit)
+        found.update({f"{vs}/{model}/{threads}threads": v for vs, v in compared.items()})
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 1 where hsgd and a peer came to different parameters."""
-    parser = argparse.ArgumentParser(
-        description="Measure steps of LARS on the shapes of real models.",
-        epilog=NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Measure steps of LARS on the shapes of real models.", NOTES),
+        quick="fewer models and rounds: under a minute",
+        png="plot the medians there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer models and rounds: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot the medians there")
     add("--models", nargs="+", choices=MODELS, help="default: all, with --quick without bert")
     add("--threads", nargs="+", type=int, default=[1], help="of torch and the kernel (default 1)")
     add("--rounds", type=int, help="steps of each candidate (default 30)")
@@ -164,8 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     if "--accuracy" in given:
         return large_batch.main([word for word in given if word != "--accuracy"])
-    options = parser.parse_args(given)
-    report.check_targets(parser, options.json, options.png)
+    options = report.parse(parser, given)
     rounds = options.rounds or (7 if options.quick else 30)
     if rounds < 1 or min(options.threads) < 1:
         parser.error("--rounds and --threads: 1 or more")
@@ -185,44 +176,32 @@ def main(argv: Sequence[str] | None = None) -> int:
                 row = {"model": model, "threads": threads, "candidate": name}
                 row |= {"kind": makers[name][0], **report.statistics(values)}
                 rows.append(row)
-    document = {
-        "meta": {
-            **report.facts("lars"),
-            "settings": {"rounds": rounds, **HYPER},
-            "interrupted": bool(stopped.code),
-        },
-        "ratios": ratios(rows),
-        "failures": failures,
-        "results": rows,
-    }
-    _show(document)
-    if options.json:
-        report.write_json(options.json, document)
-    if options.png and rows:
-        heights = {"ms per step": lambda row: row["median_us"] / 1e3}
-        report.plot_bars(rows, options.png, heights, by=("model", "threads"))
+    settings = {"rounds": rounds, **HYPER}
+    document = report.document("lars", settings, ratios(rows), rows, failures, stopped.code)
+    report.publish(options, document, table(document), plot)
     return stopped.code or int(wrong)
 
 
-def _show(document: dict[str, Any]) -> None:
-    names = list(dict.fromkeys(row["candidate"] for row in document["results"]))
-    lines = []
-    for case in dict.fromkeys((r["model"], r["threads"]) for r in document["results"]):
-        here = {
-            r["candidate"]: r["median_us"] / 1e3
-            for r in document["results"]
-            if (r["model"], r["threads"]) == case
-        }
-        key = f"{case[0]}/{case[1]}threads"
-        shares = [document["ratios"].get(f"{vs}/{key}") for vs in ("vs_peer", "vs_limit")]
-        cells = [f"{here[name]:.2f}" for name in names]
-        lines.append(
-            [case[0], str(case[1]), *cells, *("-" if s is None else f"{s:.2f}" for s in shares)]
+def plot(document: Mapping[str, Any], target: Path) -> None:
+    """Draw the medians."""
+    heights = {"ms per step": lambda row: row["median_us"] / 1e3}
+    report.plot_bars(document["results"], target, heights, by=("model", "threads"))
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """A line for each model and number of threads."""
+    shares: dict[str, Any] = {}
+    for title, vs in (("ahead", "vs_peer"), ("of limit", "vs_limit")):
+        shares[title] = lambda row, vs=vs: document["ratios"].get(
+            f"{vs}/{row['model']}/{row['threads']}threads"
         )
-    print("one step, median milliseconds")
-    print(report.table(["model", "threads", *names, "ahead", "of limit"], lines))
-    for line in document["failures"]:
-        print(line, file=sys.stderr)
+    return "one step, median milliseconds\n" + report.pivot(
+        document["results"],
+        {"model": "model", "threads": "threads"},
+        "candidate",
+        lambda row: f"{row['median_us'] / 1e3:.2f}",
+        shares,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """What communication and the update cost a step, and what they hold: parameters that exist once per
 node against a copy for each rank.
 
-Owns the candidates and the comparison. The steps are in training_worker.py, the turns in
-training.py.
+The steps are in training_worker.py, the turns in training.py.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 import training
 from harness import report
-from harness.layouts import JobLayout, Testbed, on_one_node, read_layout
+from harness.layouts import JobLayout, Testbed
 from harness.steps import UPDATES, payload_bytes
 from training import Effort, Samples, Way
 
@@ -110,19 +109,17 @@ def rows(
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Flat figures: a rival's time or memory over that of node_shared."""
     found = {}
-    for case, layout in dict.fromkeys((row["case"], row["layout"]) for row in results):
-        here = {r["candidate"]: r for r in results if (r["case"], r["layout"]) == (case, layout)}
+    for (case, layout), rows in report.grouped(results, "case", "layout").items():
+        here = {row["candidate"]: row for row in rows}
         ours = here.pop("hsgd-node-shared", None)
         if ours is None:
             continue
         key = f"{case}/{layout}"
         timed = {name: row["spent_us"] for name, row in here.items() if row["spent_us"]}
-        compared = {f"vs_{name}": value for name, value in timed.items()}
-        peers = [value for name, value in timed.items() if here[name]["kind"] == "peer"]
-        if peers:
-            compared["vs_peer"] = min(peers)
         if ours["spent_us"]:
-            found.update({f"{vs}/{key}": v / ours["spent_us"] for vs, v in compared.items()})
+            others = {name for name, row in here.items() if row["kind"] != "peer"}
+            compared = report.versus(ours["spent_us"], timed, apart=others)
+            found.update({f"{vs}/{key}": value for vs, value in compared.items()})
         for name, row in here.items():
             if row["job_bytes"] and ours["job_bytes"]:
                 found[f"memory_vs_{name}/{key}"] = row["job_bytes"] / ours["job_bytes"]
@@ -160,14 +157,7 @@ def plot(doc: Mapping[str, Any], target: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 1 when nothing was measured, or something wrong."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    try:
-        layouts = [*map(on_one_node, options.np or ()), *map(read_layout, options.nodes or ())]
-    except ValueError as error:
-        parser.error(str(error))
-    report.check_targets(parser, options.json, options.png)
-    layouts = layouts or [on_one_node(2)]
+    options, layouts = training.read_options(_parser(), argv)
     cases = options.cases or (["resnet50+sgd"] if options.quick else list(UPDATES))
     ways = [way for way in WAYS if not options.candidates or way.name in options.candidates]
     turns, seconds = (2, 5.0) if options.quick else (20, 20.0)
@@ -187,35 +177,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = [row for n in layouts for row in rows(n, found[n.name], weights[n.name])]
     settings = {"layouts": {n.name: str(n) for n in layouts}, "cases": UPDATES}
     settings |= {"turns": effort.turns, "seconds": effort.seconds}
-    meta = {**report.facts("node_shared"), "settings": settings}
-    meta["interrupted"] = bool(stopped.code)
-    doc = {"meta": meta, "ratios": ratios(results), "failures": failures, "results": results}
-    print(tables(doc))
-    if options.json:
-        report.write_json(options.json, doc)
-    if options.png and results:
-        plot(doc, options.png)
+    doc = report.document(
+        *("node_shared", settings, ratios(results), results, failures, stopped.code)
+    )
+    report.publish(options, doc, tables(doc), plot)
     wrong = any("wrong result" in failure for failure in failures)
     return stopped.code or int(wrong or not results)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Measure parameters that exist once per node: time of a step, and memory.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = training.option_parser(
+        *("Measure parameters that exist once per node: time of a step, and memory.", EPILOG),
+        quick="one case and few steps: under a minute",
+        png="plot times and memory there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="one case and few steps: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot times and memory there")
-    add("--np", nargs="+", type=int, metavar="N", help="ranks on one node (default 2)")
-    add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@10gbit")
     add("--cases", nargs="+", choices=UPDATES, help="default: all, with --quick the first")
     names = [way.name for way in WAYS]
     add("--candidates", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
-    add("--turns", type=int, metavar="N", help="turns of each candidate, at most (default 20)")
-    add("--seconds", type=float, metavar="S", help="of turns for each case (default 20)")
     what = ("time", "memory")
     add("--measure", choices=what, help="one of the two alone, for parts of a long run")
     return parser

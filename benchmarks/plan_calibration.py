@@ -1,13 +1,11 @@
 """How well `hsgd plan` predicts: allreduces measured on layouts, each predicted by constants that
 were fitted to the others; and the constants.
 
-Owns the choice of layouts and sizes, and the file of constants. The model is
-hsgd.tools.plan.model, the fit studies/plan_fit.py, the measuring harness/turns.py.
+The model is hsgd.tools.plan.model, the fit studies/plan_fit.py, the measuring harness/turns.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -24,6 +22,7 @@ from hsgd.jobs.launch import launch
 from hsgd.tools.plan.cli import read_rate
 from hsgd.tools.plan.model import Cluster
 from studies.plan_fit import Measured, Residual, fit, residuals
+from studies.predictions import plot_predictions, prediction_ratios, predictions_table
 
 __all__ = ["main"]
 
@@ -39,45 +38,30 @@ examples:
   python benchmarks/plan_calibration.py --quick
   python benchmarks/plan_calibration.py --constants hsgd/tools/plan/calibration.json
 """
+SHAPES = ("2x1", "2x2", "3x1", "3x2", "4x1")
 LAYOUTS = (
-    "2x1@1gbit",
-    "2x2@1gbit",
-    "3x1@1gbit",
-    "3x2@1gbit",
-    "4x1@1gbit",
-    "2x1@10gbit",
-    "2x2@10gbit",
-    "3x1@10gbit",
-    "3x2@10gbit",
-    "4x1@10gbit",
-    "2x1@100mbit",
-    "2x2@100mbit",
+    *(f"{shape}@{rate}" for rate in ("1gbit", "10gbit") for shape in SHAPES),
+    *("2x1@100mbit", "2x2@100mbit"),
 )
+QUICK_LAYOUTS = ("2x1@1gbit", "2x2@100mbit")
 SIZES = (8, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 _CANDIDATE = "hsgd-c"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 1 where a result was wrong or nothing was measured."""
-    parser = argparse.ArgumentParser(
-        description="Measure allreduces and fit the constants of hsgd plan to them.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Measure allreduces and fit the constants of hsgd plan to them.", EPILOG),
+        quick="two layouts, fewer sizes: under a minute",
+        png="plot predicted over measured there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="two layouts, fewer sizes: under a minute")
     add("--nodes", nargs="+", metavar="LAYOUT", default=LAYOUTS, help="virtual nodes with a rate")
     add("--rounds", type=int, help="turns of each case (default 4)")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot predicted over measured there")
     add("--constants", type=Path, metavar="FILE", help="write the constants there, for hsgd plan")
-    options = parser.parse_args(argv)
-    report.check_targets(parser, options.json, options.png, options.constants)
-    names = ("2x1@1gbit", "2x2@100mbit") if options.quick else options.nodes
-    try:
-        layouts = (on_one_node(2), *map(read_layout, names))
-    except ValueError as error:
-        parser.error(str(error))
+    options = report.parse(parser, argv, "constants", nodes=read_layout)
+    nodes = map(read_layout, QUICK_LAYOUTS) if options.quick else options.nodes
+    layouts = (on_one_node(2), *nodes)
     if len(layouts) < 3 or any(layout.rate is None for layout in layouts[1:]):
         parser.error("--nodes: give two layouts or more, each with a rate, such as 2x2@1gbit")
     plan = MeasurementPlan(
@@ -96,15 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: too little was measured for a fit", file=sys.stderr)
         return stopped.code or 1
     checked = residuals(cases)
-    document = _document(cases, checked, found, bool(stopped.code))
-    _show(document)
-    if options.json:
-        report.write_json(options.json, document)
+    document = _document(cases, checked, found, stopped.code)
+    text = predictions_table(document["results"], "predicted")
+    text += "".join(f"\n{name}: {value}" for name, value in document["calibration"].items())
+    report.publish(
+        options,
+        document,
+        f"predicted / measured, each layout with constants fitted to the others\n{text}",
+        lambda doc, target: plot_predictions(doc["results"], "predicted", target),
+    )
     if options.constants:
         constants = {key: document[key] for key in ("calibration", "measured")}
         options.constants.write_text(json.dumps(constants, indent=1) + "\n", encoding="utf-8")
-    if options.png:
-        _plot(checked, options.png)
     return stopped.code or int(found.any_wrong)
 
 
@@ -134,7 +121,7 @@ def _cluster(layout: JobLayout) -> Cluster:
 
 
 def _document(
-    cases: Sequence[Measured], checked: Sequence[Residual], found: Run, interrupted: bool
+    cases: Sequence[Measured], checked: Sequence[Residual], found: Run, stopped: int
 ) -> dict[str, Any]:
     facts = report.facts("plan_calibration")
     layouts = ", ".join(dict.fromkeys(case.layout for case in cases))
@@ -142,13 +129,11 @@ def _document(
         f"{layouts} on {os.cpu_count()} cores ({facts['host']['cpu']}), {facts['date'][:10]}, "
         "benchmarks/plan_calibration.py"
     )
+    cluster = ("nodes", "ranks_per_node", "link_gbit", "cores")
     measured = [
         {
             "layout": case.layout,
-            "nodes": case.cluster.nodes,
-            "ranks_per_node": case.cluster.ranks_per_node,
-            "link_gbit": case.cluster.link_gbit,
-            "cores": case.cluster.cores,
+            **{name: getattr(case.cluster, name) for name in cluster},
             "bytes": case.nbytes,
             "seconds": float(f"{case.seconds:.4g}"),
         }
@@ -164,61 +149,12 @@ def _document(
         }
         for one in checked
     ]
-    ratios = {
-        f"vs_limit/allreduce/{one.case.layout}/{report.size_label(one.case.nbytes)}": float(
-            f"{one.predicted_s / one.case.seconds:.4g}"
-        )
-        for one in checked
-    }
-    return {
-        "meta": {**facts, "interrupted": interrupted},
-        "ratios": ratios,
-        "failures": found.failures,
-        "results": results,
-        "calibration": vars(fit(cases, checked, source)),
-        "measured": measured,
-    }
-
-
-def _show(document: Mapping[str, Any]) -> None:
-    results = document["results"]
-    layouts = list(dict.fromkeys(row["layout"] for row in results))
-    cells = {(row["layout"], row["bytes"]): row for row in results}
-    lines = []
-    for nbytes in sorted({row["bytes"] for row in results}):
-        line = [report.size_label(nbytes)]
-        for layout in layouts:
-            row = cells.get((layout, nbytes))
-            line.append(f"{row['predicted_us'] / row['measured_us']:.2f}" if row else "-")
-        lines.append(line)
-    print("predicted / measured, each layout with constants fitted to the others")
-    print(report.table(["bytes", *layouts], lines))
-    for name, value in document["calibration"].items():
-        print(f"{name}: {value}")
-
-
-def _plot(checked: Sequence[Residual], target: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for layout in dict.fromkeys(one.case.layout for one in checked):
-        here = sorted(
-            (one.case.nbytes, one.predicted_s / one.case.seconds)
-            for one in checked
-            if one.case.layout == layout
-        )
-        axes.plot(*zip(*here, strict=True), marker="o", label=layout)
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xlabel("bytes per rank")
-    axes.set_ylabel("predicted / measured")
-    axes.legend()
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    return report.document(
+        *("plan_calibration", {}, prediction_ratios(results, "predicted"), results),
+        *(found.failures, stopped),
+        calibration=vars(fit(cases, checked, source)),
+        measured=measured,
+    )
 
 
 if __name__ == "__main__":

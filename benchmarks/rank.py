@@ -1,7 +1,6 @@
 """Starts a rank: `python rank.py NAME ARGS...` runs workers.NAME with these arguments.
 
-Owns nothing. Started by mpirun and by launchers, here and on virtual nodes: modules find one
-another because this file lies beside their packages.
+Modules find one another because this file lies beside their packages.
 """
 
 from __future__ import annotations

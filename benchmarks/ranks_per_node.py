@@ -1,7 +1,6 @@
 """Collectives on one node by its number of ranks: hsgd, Open MPI, MPICH and Intel MPI, in one run.
 
-Owns the choice of ranks, sizes and candidates. Everything else is in harness/command.py, which says
-how it is measured, and harness/ranks_report.py, which shows it.
+harness/command.py says how it is measured, harness/ranks_report.py shows it.
 """
 
 from __future__ import annotations

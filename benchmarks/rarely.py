@@ -1,27 +1,25 @@
 """Training that rarely communicates: a character-level language model, or digits with skewed
 labels; loss against bytes, and against seconds on slow links.
 
-Owns layouts, jobs, ratios and pictures. Never trains: rarely_worker.py does, in the ranks.
+The ranks are rarely_worker.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from harness import report
-from harness.layouts import JobLayout, read_layout
-from harness.rank_command import rank_command
+from harness.layouts import rank_command, read_layout
 from harness.stopping import keeping
 from harness.worker_jobs import WorkerJobs
 from tasks.training_task import TASKS
@@ -66,40 +64,29 @@ examples:
   python benchmarks/rarely.py --layouts 4x1 2x2 --seeds 5 --json rarely.json --png rarely.png
   python benchmarks/rarely.py --task vision --layouts 4x1 --json vision.json
   python benchmarks/rarely.py --layouts 4x1@100mbit 4x1@1gbit --seeds 1 --longer 1.5
-  python benchmarks/rarely.py --layouts 4x1 --ways noloco-30 --go-on --json rarely.json
 """
 QUICK = ("synchronous", "diloco-10", "diloco-30-int8")
 JOB_LIMIT_S = 3600.0
-# Settings whose rows can be compared, and those of files that do not have them.
-SAME = ("task", "steps", "longer", "batch", "pretrain", "rate", "outer")
-BEFORE = {"task": "text", "longer": 1.0}
 RATE_AFTER_PRETRAINING = 1e-3
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Every way against synchronous training, by layout."""
     found: dict[str, float] = {}
-    for layout in dict.fromkeys(row["layout"] for row in rows):
-        here = [row for row in rows if row["layout"] == layout]
+    for (layout,), here in report.grouped(rows, "layout").items():
         base = {row["seed"]: row for row in here if row["candidate"] == BASE}
-        for way in dict.fromkeys(row["candidate"] for row in here):
-            pairs = [
-                (base[row["seed"]], row)
-                for row in here
-                if row["candidate"] == way and row["seed"] in base
-            ]
+        for (way,), mine in report.grouped(here, "candidate").items():
+            pairs = [(base[row["seed"]], row) for row in mine if row["seed"] in base]
             if way == BASE or not pairs:
                 continue
             case = f"{way}/{layout}"
             losses = [theirs["loss"] / mine["loss"] for theirs, mine in pairs]
             found[f"vs_peer/loss/{case}"] = statistics.mean(losses)
+            points = [mine["accuracy"] - theirs["accuracy"] for theirs, mine in pairs]
+            found[f"points/accuracy/{case}"] = statistics.mean(points)
             if len(pairs) > 1:
                 found[f"error/loss/{case}"] = report.half_width(losses)
-            if all("accuracy" in row for pair in pairs for row in pair):
-                points = [mine["accuracy"] - theirs["accuracy"] for theirs, mine in pairs]
-                found[f"points/accuracy/{case}"] = statistics.mean(points)
-                if len(pairs) > 1:
-                    found[f"error/accuracy/{case}"] = report.half_width(points)
+                found[f"error/accuracy/{case}"] = report.half_width(points)
             for what, column in (("seconds", 2), ("bytes", 3)):
                 shares = [b["curve"][-1] for pair in pairs for b in pair]
                 shares = [one[column] / one[0] for one in shares]
@@ -135,73 +122,39 @@ def _until(row: Mapping[str, Any], loss: float, column: int) -> float | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when a job failed, and 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 when a job failed."""
     options = _read(argv)
     rows: list[dict[str, Any]] = []
     left_out = list(filter(None, map(missing, options.ways)))
     print(*left_out, sep="\n", end="\n" * bool(left_out), file=sys.stderr)
     options.ways = [way for way in options.ways if missing(way) is None]
-    meta = report.facts("rarely") | {
-        "settings": {
-            name: getattr(options, name) for name in (*SAME, "first_seed", "seeds", "ways")
-        },
-        "left_out": left_out,
-        "torchft": torchft_version(),
-    }
-    meta["settings"]["layouts"] = {one.name: str(one) for one in options.layouts}
-    if options.go_on:
-        rows += _earlier(options.json, meta)
+    names = ("task", "steps", "longer", "batch", "pretrain", "rate", "outer")
+    settings = {name: getattr(options, name) for name in (*names, "first_seed", "seeds", "ways")}
+    settings["layouts"] = {one.name: str(one) for one in options.layouts}
+    meta = {"left_out": left_out, "torchft": torchft_version()}
+
+    def document(failures: list[str], stopped: int) -> dict[str, Any]:
+        found = (ratios(rows), rows, failures, stopped)
+        return report.document("rarely", settings, *found, meta=meta)
+
     failures: list[str] = []
     with keeping() as stopped, tempfile.TemporaryDirectory() as folder:
         jobs = WorkerJobs("rarely_worker", Path(folder), JOB_LIMIT_S)
         failures = jobs.failures
-        _measure(options, jobs, rows, meta)
-    meta["interrupted"] = bool(stopped.code)
-    document = {"meta": meta, "ratios": ratios(rows), "failures": failures, "results": rows}
-    _show(document)
-    if options.json:
-        report.write_json(options.json, document)
-    if options.png and rows:
-        plot(rows, options.png)
+        for _ in _measure(options, jobs, rows):
+            if options.json:
+                report.write_json(options.json, document(failures, 1))
+    written = document(failures, stopped.code)
+    report.publish(
+        options, written, tables(written), lambda doc, target: plot(doc["results"], target)
+    )
     return stopped.code or int(bool(failures))
 
 
-def _earlier(file: Path, meta: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows that an earlier run wrote, and its settings into `meta`. Raises SystemExit where those
-    cannot be compared with the rows to come.
-    """
-    if not file.exists():
-        return []
-    document = json.loads(file.read_text())
-    before, now = document["meta"]["settings"], meta["settings"]
-    for name in SAME:
-        value = before.get(name, BEFORE.get(name))
-        if value != now[name]:
-            raise SystemExit(
-                f"{file} was measured with {name}={value}, not {now[name]}: give "
-                "--go-on the same settings, or another file"
-            )
-    now["layouts"] = {**before["layouts"], **now["layouts"]}
-    now["seeds"] = max(before["seeds"], now["seeds"])
-    now["ways"] = list(dict.fromkeys([*before["ways"], *now["ways"]]))
-    kept = ("command", "date", "commit")
-    meta["earlier"] = [
-        *document["meta"].get("earlier", []),
-        {name: document["meta"][name] for name in kept},
-    ]
-    rows: list[dict[str, Any]] = document["results"]
-    return rows
-
-
 def _measure(
-    options: argparse.Namespace,
-    jobs: WorkerJobs,
-    rows: list[dict[str, Any]],
-    meta: Mapping[str, Any],
-) -> None:
-    """All jobs, into `rows` one by one; the file is written after each."""
+    options: argparse.Namespace, jobs: WorkerJobs, rows: list[dict[str, Any]]
+) -> Iterator[None]:
+    """All jobs, into `rows` one by one; yields after each."""
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     cases = [(layout, seed) for seed in seeds for layout in options.layouts]
     begin = time.monotonic()
@@ -209,32 +162,15 @@ def _measure(
         if options.limit_s is not None and time.monotonic() - begin > options.limit_s:
             print(f"{options.limit_s:g} s are over: the rest is left out", file=sys.stderr)
             return
-        there = {(row["layout"], row["seed"], row["candidate"]) for row in rows}
-        ways = [way for way in options.ways if (layout.name, seed, way) not in there]
-        if not ways:
-            continue
         start = _pretrained(options, seed, jobs)
         if start is None:
             continue
-        names = ("steps", "longer", "batch", "rate")
-        numbers = [seed, *(getattr(options, name) for name in names), *options.outer]
-        target = _target(rows, layout.name, seed) if options.longer > 1 else "none"
-        words = [options.task, *map(str, numbers), start, target, *ways]
-        found = jobs.run(layout, words)
-        if found is None:  # the ways before the one that failed count
-            out = jobs.folder / "out.json"
-            found = json.loads(out.read_text()) if out.exists() else []
-        rows += [{"layout": layout.name, **row} for row in found]
-        if options.json:
-            part = {"meta": {**meta, "interrupted": True}, "ratios": ratios(rows)}
-            report.write_json(options.json, {**part, "failures": jobs.failures, "results": rows})
-
-
-def _target(rows: Sequence[Mapping[str, Any]], layout: str, seed: int) -> str:
-    """The last loss of synchronous training, or "none" where it is still to come."""
-    case = (layout, seed, BASE)
-    losses = [r["loss"] for r in rows if (r["layout"], r["seed"], r["candidate"]) == case]
-    return str(losses[0]) if losses else "none"
+        names = ("task", "steps", "longer", "batch", "rate", "outer", "ways")
+        plan = {name: getattr(options, name) for name in names}
+        # where it fails, the ways before count
+        jobs.run(layout, {**plan, "seed": seed, "start": start})
+        rows += [{"layout": layout.name, **row} for row in jobs.written() or []]
+        yield
 
 
 def _pretrained(options: argparse.Namespace, seed: int, jobs: WorkerJobs) -> str | None:
@@ -243,7 +179,7 @@ def _pretrained(options: argparse.Namespace, seed: int, jobs: WorkerJobs) -> str
     """
     if options.pretrain == 0:
         return "scratch"
-    file = (options.checkpoints or jobs.folder) / f"{seed}-{options.pretrain}.pt"
+    file = jobs.out.parent / f"{seed}-{options.pretrain}.pt"
     if not file.exists():
         command = rank_command("rarely_pretraining", str(file), str(seed), str(options.pretrain))
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -254,15 +190,14 @@ def _pretrained(options: argparse.Namespace, seed: int, jobs: WorkerJobs) -> str
     return str(file)
 
 
-def _show(document: Mapping[str, Any]) -> None:
+def tables(document: Mapping[str, Any]) -> str:
     """A table for each layout."""
-    for layout, words in document["meta"]["settings"]["layouts"].items():
+    parts = []
+    settings, compared = document["meta"]["settings"], document["ratios"]
+    for (layout,), here in report.grouped(document["results"], "layout").items():
         lines = []
-        here = [row for row in document["results"] if row["layout"] == layout]
-        for way in dict.fromkeys(row["candidate"] for row in here):
-            mine = [row for row in here if row["candidate"] == way]
+        for (way,), mine in report.grouped(here, "candidate").items():
             case = f"{way}/{layout}"
-            compared = document["ratios"]
             waits = [row["wait_s"] for row in mine if row["wait_s"] is not None]
             loss = statistics.mean(row["loss"] for row in mine)
             lines.append(
@@ -279,16 +214,13 @@ def _show(document: Mapping[str, Any]) -> None:
                     _share(compared.get(f"vs_peer/time_to_loss/{case}")),
                 ]
             )
-        if lines:
-            seeds = len({row["seed"] for row in here})
-            settings = document["meta"]["settings"]
-            after = f" after {settings['pretrain']} of one process" if settings["pretrain"] else ""
-            print(f"{words}, {settings['steps']} steps{after}, {seeds} seeds")
-            header = ["", "loss", "over sync", "right %", "points", "steps", "MB of all", "fewer"]
-            header += ["s", "waited", "faster to loss"]
-            print(report.table(header, lines))
-    for line in document["failures"]:
-        print(line, file=sys.stderr)
+        seeds = len({row["seed"] for row in here})
+        after = f" after {settings['pretrain']} of one process" if settings["pretrain"] else ""
+        where = settings["layouts"][layout]
+        parts.append(f"{where}, {settings['steps']} steps{after}, {seeds} seeds")
+        header = ["", "loss", "over sync", "right %", "points", "steps", "MB of all", "fewer"]
+        parts.append(report.table([*header, "s", "waited", "faster to loss"], lines))
+    return "\n".join(parts)
 
 
 def _percent(compared: Mapping[str, float], case: str) -> str:
@@ -302,8 +234,7 @@ def _accuracy(
     rows: Sequence[Mapping[str, Any]], compared: Mapping[str, float], case: str
 ) -> tuple[str, str]:
     """The mean, and what it is above synchronous training's."""
-    found = [row["accuracy"] for row in rows if "accuracy" in row]
-    mean = f"{statistics.mean(found):.2f}" if found else "-"
+    mean = f"{statistics.mean(row['accuracy'] for row in rows):.2f}"
     points = compared.get(f"points/accuracy/{case}")
     if points is None:
         return mean, "-"
@@ -322,50 +253,37 @@ def _share(value: float | None) -> str:
 
 def plot(rows: Sequence[Mapping[str, Any]], target: Path) -> None:
     """Loss against bytes, and against seconds, a column for each layout."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    layouts = list(dict.fromkeys(row["layout"] for row in rows))
-    figure, axes = pyplot.subplots(
-        2, len(layouts), figsize=(5 * len(layouts) + 1, 7), squeeze=False, layout="constrained"
-    )
+    layouts = list(report.grouped(rows, "layout").items())
     first = min(row["seed"] for row in rows)
-    for column, layout in enumerate(layouts):
-        here = [row for row in rows if row["layout"] == layout and row["seed"] == first]
-        for row in here:
-            steps = [point for point in row["curve"] if point[3] > 0]
-            style = "k-" if row["candidate"] == BASE else "-"
-            for axis, which, scale in ((axes[0][column], 3, 1e-6), (axes[1][column], 2, 1.0)):
-                x = [point[which] * scale for point in steps]
+    size = (5 * len(layouts) + 1, 7)
+    with report.figure(target, 2, len(layouts), size=size) as axes:
+        for (above, below), ((layout,), here) in zip(axes.T, layouts, strict=True):
+            for row in (row for row in here if row["seed"] == first):
+                steps = [point for point in row["curve"] if point[3] > 0]
+                style = "k-" if row["candidate"] == BASE else "-"
                 losses = [point[1] for point in steps]
-                axis.plot(x, losses, style, label=row["candidate"], linewidth=1.4)
-        axes[0][column].set_title(layout, fontsize=10)
-        axes[0][column].set_xlabel("MB sent by all nodes")
-        axes[0][column].set_xscale("log")
-        axes[1][column].set_xlabel("seconds of training")
-        for axis in (axes[0][column], axes[1][column]):
-            axis.set_ylabel("loss, nats")
-            axis.grid(True, color="#dddddd", linewidth=0.6)
-            axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(fontsize=7, frameon=False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+                for axis, which, scale in ((above, 3, 1e-6), (below, 2, 1.0)):
+                    x = [point[which] * scale for point in steps]
+                    axis.plot(x, losses, style, label=row["candidate"], linewidth=1.4)
+            above.set_title(layout, fontsize=10)
+            above.set_xlabel("MB sent by all nodes")
+            above.set_xscale("log")
+            below.set_xlabel("seconds of training")
+            for axis in (above, below):
+                axis.set_ylabel("loss, nats")
+                axis.grid(True, color="#dddddd", linewidth=0.6)
+        axes[0][0].legend(fontsize=7, frameon=False)
 
 
 def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options, with what --quick changes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else None,
-        epilog=NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *(str(__doc__).splitlines()[0], NOTES),
+        quick="few ways and steps: under a minute",
+        png="plot losses there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="few ways and steps: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there, after each job")
-    add("--png", type=Path, metavar="FILE", help="plot losses there")
-    add("--layouts", nargs="+", type=_layout, metavar="L", help="such as 2x2 or 4x1@100mbit")
+    add("--layouts", nargs="+", metavar="L", help="such as 2x2 or 4x1@100mbit")
     add("--ways", nargs="+", choices=WAYS, metavar="WAY", help=f"of {', '.join(WAYS)}; all")
     add("--task", choices=TASKS, default="text", help="what is learned (default text)")
     add("--seeds", type=int, help="paired trainings (default 5)")
@@ -382,15 +300,8 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar=("LR", "MOMENTUM"),
         help="of DiLoCo's outer steps (default: text 0.7 0.5, vision 0.7 0.9)",
     )
-    add("--checkpoints", type=Path, metavar="DIR", help="keep pre-trained models there")
-    add("--go-on", action="store_true", help="keep what --json has, and add what it lacks")
     add("--limit-s", type=float, help="begin no job after so long, and keep what there is")
-    options = parser.parse_args(argv)
-    report.check_targets(parser, options.json, options.png)
-    if options.go_on and not options.json:
-        parser.error("--go-on needs --json, the file to go on with")
-    if options.checkpoints and not options.checkpoints.is_dir():
-        parser.error(f"--checkpoints: there is no folder {options.checkpoints}")
+    options = report.parse(parser, argv, layouts=read_layout)
     options.layouts = options.layouts or [read_layout("2x1" if options.quick else "4x1")]
     options.ways = options.ways or list(QUICK if options.quick else WAYS)
     options.ways.sort(key=lambda way: way != BASE)
@@ -399,8 +310,8 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--rate, --outer: rates above 0, a momentum from 0 to below 1")
     if options.steps < 10:
         parser.error("--steps: 10 or more, for ten looks at the loss")
-    if options.longer < 1 or (options.longer > 1 and not (options.go_on or BASE in options.ways)):
-        parser.error(f"--longer: 1 or more, and above 1 with {BASE} among --ways, or --go-on")
+    if options.longer < 1 or (options.longer > 1 and BASE not in options.ways):
+        parser.error(f"--longer: 1 or more, and above 1 with {BASE} among --ways")
     return options
 
 
@@ -424,13 +335,6 @@ def _fill_in(parser: argparse.ArgumentParser, options: argparse.Namespace) -> No
     options.outer = options.outer or list(TASKS[options.task].outer)
     if options.rate is None:
         options.rate = RATE_AFTER_PRETRAINING if options.pretrain else TASKS[options.task].rate
-
-
-def _layout(text: str) -> JobLayout:
-    try:
-        return read_layout(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -1,21 +1,19 @@
 """What block shuffling costs in accuracy: paired trainings that differ in the order of samples.
 
-Owns the data sets sorted by class, the small classifiers, and the pairing. For every seed one model
-is trained per order, from the same weights, over as many samples; the models of many seeds are
-trained side by side, each on what its own loader reads. Shows the label entropy of the batches next
-to the accuracy. Never times anything.
+For every seed one model is trained per order, from the same weights, over as many samples; the
+models of many seeds are trained side by side, each on what its own loader reads. Shows the label
+entropy of the batches next to the accuracy.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +58,14 @@ ORDERS = {
 
 @dataclass(frozen=True)
 class Data:
-    """A class-sorted training set and a test set."""
+    """A class-sorted training set and a test set; accuracy and entropy of each seed, by order."""
 
     name: str
     image: np.ndarray
     label: np.ndarray
     test_image: torch.Tensor
     test_label: torch.Tensor
+    values: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
 def digits() -> Data:
@@ -194,28 +193,18 @@ def train(
     return list(zip(accuracies, torch.stack(bits).mean(0).tolist(), strict=True))
 
 
-@dataclass
-class Found:
-    """Accuracy and entropy of each seed, by order, of one data set."""
-
-    data: Data
-    values: dict[str, list[tuple[float, float]]]
-
-
-def extend(found: Found, folder: Path, seeds: Sequence[int], epochs: int) -> None:
+def extend(found: Data, folder: Path, seeds: Sequence[int], epochs: int) -> None:
     """Its orders with these seeds."""
-    name = found.data.name
+    name = found.name
     source = folder / f"{name}.npz"
-    np.savez(source, image=found.data.image, label=found.data.label)
+    np.savez(source, image=found.image, label=found.label)
     ordered = folder / f"{name}-ordered"
     convert_to_slabs(source, ordered, permute=False)
     permuted = [folder / f"{name}-{seed}" for seed in seeds]
     for seed, target in zip(seeds, permuted, strict=True):
         convert_to_slabs(source, target, seed=seed)  # another permutation for each seed
     trained = {
-        order: train(
-            found.data, permuted if permute else [ordered] * len(seeds), shuffle, seeds, epochs
-        )
+        order: train(found, permuted if permute else [ordered] * len(seeds), shuffle, seeds, epochs)
         for order, (permute, shuffle) in ORDERS.items()
         if order in found.values
     }
@@ -223,7 +212,7 @@ def extend(found: Found, folder: Path, seeds: Sequence[int], epochs: int) -> Non
         found.values[order] += values
 
 
-def rows_of(found: Found, epochs: int) -> list[dict[str, Any]]:
+def rows_of(found: Data, epochs: int) -> list[dict[str, Any]]:
     """A row of results for each order; none before the first seeds are through."""
     full = found.values["full"]
     rows = []
@@ -232,7 +221,7 @@ def rows_of(found: Found, epochs: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "candidate": order,
-                "data": found.data.name,
+                "data": found.name,
                 "seeds": len(values),
                 "epochs": epochs,
                 "accuracy": round(statistics.mean(v[0] for v in values), 3),
@@ -245,103 +234,77 @@ def rows_of(found: Found, epochs: int) -> list[dict[str, Any]]:
     return rows
 
 
-def plot(rows: Sequence[dict[str, Any]], target: Path) -> None:
+def plot(document: dict[str, Any], target: Path) -> None:
     """Difference in accuracy against full, by order and data set."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = list(dict.fromkeys(row["data"] for row in rows))
-    figure, panels = pyplot.subplots(1, len(names), figsize=(8.5, 3.6), layout="constrained")
-    for panel, name in zip(np.atleast_1d(panels), names, strict=True):
-        part = [row for row in rows if row["data"] == name and row["candidate"] != "full"]
-        values = [row["difference"] for row in part]
-        bars = [row["half_width"] for row in part]
-        panel.bar([row["candidate"] for row in part], values, yerr=bars, color="#4292c6")
-        panel.axhline(0, color="black", linewidth=0.8)
-        panel.set_title(f"{name}, {part[0]['seeds']} seeds", fontsize=10, loc="left")
-        panel.set_ylabel("points against full shuffle")
-        panel.set_yscale("symlog", linthresh=1)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    sets = report.grouped(document["results"], "data")
+    with report.figure(target, 1, len(sets), size=(8.5, 3.6)) as axes:
+        for panel, ((name,), rows) in zip(axes[0], sets.items(), strict=True):
+            part = [row for row in rows if row["candidate"] != "full"]
+            values = [row["difference"] for row in part]
+            bars = [row["half_width"] for row in part]
+            panel.bar([row["candidate"] for row in part], values, yerr=bars, color="#4292c6")
+            panel.axhline(0, color="black", linewidth=0.8)
+            panel.set_title(f"{name}, {part[0]['seeds']} seeds", fontsize=10, loc="left")
+            panel.set_ylabel("points against full shuffle")
+            panel.set_yscale("symlog", linthresh=1)
 
 
 def document(
-    rows: Sequence[dict[str, Any]], settings: dict[str, Any], *, interrupted: bool
+    rows: Sequence[dict[str, Any]], settings: dict[str, Any], stopped: int
 ) -> dict[str, Any]:
     """What is written as JSON."""
     base = {row["data"]: row for row in rows if row["candidate"] == "full"}
     ratios: dict[str, float] = {}
     for row in rows:
-        case = f"{row['data']}/{row['candidate']}"
+        case, bits = f"{row['data']}/{row['candidate']}", base[row["data"]]["entropy_bits"]
         ratios[f"accuracy/{case}"] = row["difference"]
         ratios[f"half_width/{case}"] = row["half_width"]
-        ratios[f"entropy/{case}"] = round(
-            row["entropy_bits"] / base[row["data"]]["entropy_bits"], 4
-        )
-    facts = report.facts("shuffle_quality")
-    meta = {**facts, "settings": settings, "interrupted": interrupted}
-    return {"meta": meta, "ratios": ratios, "failures": [], "results": list(rows)}
+        ratios[f"entropy/{case}"] = round(row["entropy_bits"] / bits, 4)
+    return report.document("shuffle_quality", settings, ratios, rows, stopped=stopped)
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table."""
-    lines = [
-        [
-            row["data"],
-            row["candidate"],
-            str(row["seeds"]),
-            f"{row['accuracy']:.2f}",
-            f"{row['difference']:+.2f} ± {row['half_width']:.2f}",
-            f"{row['entropy_bits']:.2f}",
-        ]
-        for row in rows
-    ]
-    header = ["data", "order", "seeds", "accuracy, %", "points against full", "bits per batch"]
-    print(report.table(header, lines))
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each order and data set."""
+    columns: dict[str, Any] = {
+        "data": "data",
+        "order": "candidate",
+        "seeds": "seeds",
+        "accuracy, %": lambda row: f"{row['accuracy']:.2f}",
+        "points against full": lambda row: f"{row['difference']:+.2f} ± {row['half_width']:.2f}",
+        "bits per batch": lambda row: f"{row['entropy_bits']:.2f}",
+    }
+    return report.rows_table(rows, columns)
 
 
 def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Accuracy with block shuffling against full shuffling.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Accuracy with block shuffling against full shuffling.", EPILOG),
+        quick="3 seeds, 3 epochs",
+        png="plot differences there",
     )
-    parser.add_argument("--quick", action="store_true", help="3 seeds, 3 epochs")
-    parser.add_argument("--seeds", type=int, help="pairs (default 20)")
-    parser.add_argument("--epochs", type=int, help="of each training (default 12)")
-    parser.add_argument(
-        "--orders", nargs="+", choices=ORDERS, help="besides full, which (default: all)"
-    )
-    parser.add_argument("--data", nargs="+", choices=SETS, help="which (default: both)")
-    parser.add_argument(
-        "--limit", type=float, metavar="S", help="begin nothing new after S seconds"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="plot differences there")
-    options = parser.parse_args(argv)
-    report.check_targets(parser, options.json, options.png)
+    add = parser.add_argument
+    add("--seeds", type=int, help="pairs (default 20)")
+    add("--epochs", type=int, help="of each training (default 12)")
+    add("--orders", nargs="+", choices=ORDERS, help="besides full, which (default: all)")
+    add("--data", nargs="+", choices=SETS, help="which (default: both)")
+    add("--limit", type=float, metavar="S", help="begin nothing new after S seconds")
+    options = report.parse(parser, argv)
     options.seeds = options.seeds or (3 if options.quick else 20)
     options.epochs = options.epochs or (3 if options.quick else 12)
     return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; 130 or 143 when it was interrupted, with what was there by then."""
+    """Run the command line."""
     options = _settings(argv)
     torch.set_num_threads(1)
     began = time.monotonic()
     orders = ["full", *(order for order in options.orders or ORDERS if order != "full")]
-    found = [Found(SETS[name](), {order: [] for order in orders}) for name in options.data or SETS]
+    found = [SETS[name]() for name in options.data or SETS]
+    for one in found:
+        one.values.update({order: [] for order in orders})
     settings = {"seeds": options.seeds, "epochs": options.epochs, "limit_s": options.limit}
     rows: list[dict[str, Any]] = []
-
-    def write(code: int) -> None:
-        if options.json:
-            text = json.dumps(document(rows, settings, interrupted=bool(code)))
-            report.write_json(options.json, json.loads(text))
 
     with stopping.keeping() as stopped:
         for low in range(0, options.seeds, GROUP):
@@ -352,13 +315,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 with tempfile.TemporaryDirectory(prefix="hsgd-shuffle-") as folder:
                     extend(one, Path(folder), seeds, options.epochs)
                 rows = [row for part in found for row in rows_of(part, options.epochs)]
-                write(0)
-                print(f"{one.data.name}: {seeds.stop} seeds", file=sys.stderr, flush=True)
-    write(stopped.code)
-    if rows:
-        show(rows)
-    if options.png and rows:
-        plot(rows, options.png)
+                if options.json:
+                    report.write_json(options.json, document(rows, settings, 0))
+                print(f"{one.name}: {seeds.stop} seeds", file=sys.stderr, flush=True)
+    found_now = document(rows, settings, stopped.code)
+    report.publish(options, found_now, table(rows) if rows else "", plot)
     return stopped.code
 
 

@@ -1,6 +1,6 @@
 """Small collectives of tensor parallelism through torch.distributed: hsgd against gloo, in one run.
 
-Owns the choice of sizes. Everything else is in command.py, which says how it is measured.
+Sizes are chosen here; command.py says how it is measured.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """What communication costs a training step: plain Horovod, Horovod with the plugin hsgd-mpi,
 hsgd.torch, and DistributedDataParallel over gloo, interleaved in one run.
 
-Owns the candidates, their turns, the arithmetic and the files. The steps are in training_worker.py,
-what bytes alone cost in training_limit.py.
+The steps are in training_worker.py, what bytes alone cost in training_limit.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import sys
@@ -23,8 +21,7 @@ from typing import Any
 from harness import report
 from harness.candidates import Job
 from harness.jobs import JobFailed, Tools, WorkerJob, environment
-from harness.layouts import JobLayout, Testbed, on_one_node, open_testbed, read_layout
-from harness.rank_command import rank_command
+from harness.layouts import JobLayout, Testbed, on_one_node, open_testbed, rank_command, read_layout
 from harness.steps import CASES, payload_bytes
 from harness.stopping import Stopped, keeping
 from hsgd.errors import LaunchError
@@ -39,8 +36,10 @@ __all__ = [
     "document",
     "measure",
     "noting_failures",
+    "option_parser",
     "ordered",
     "ratios",
+    "read_options",
     "tables",
     "visit",
     "worker_job",
@@ -55,15 +54,13 @@ EPILOG = """\
 A step makes gradients and waits until they are those of all ranks; that of "cnn" updates weights as
 well. Its time begins with a barrier and is the largest over the ranks. Exposed communication is the
 median of steps minus that of the same steps without communication, which alternate with them in the
-same processes. Gradients are compared with the exact ones before anything is timed. Work is the
-processor time that communication adds, over all ranks, from the least of both kinds of steps: it
-says something on machines that others use as well.
+same processes. Gradients are compared with the exact ones before anything is timed.
 
 Horovod stands for the best of cycles of 0.1, 1 (its default) and 5 ms, and of its autotuner, which
 may try settings for --tune seconds of each case before it is measured. hsgd.torch chooses in its
-first steps whether gradients travel during backward or after it ("tuning" in the JSON). Where
-models do not fit into memory side by side, each is made again for its turn. The limit moves bytes
-and adds nothing (training_limit.py).
+first steps whether gradients travel during backward or after it. Where models do not fit into
+memory side by side, each is made again for its turn. The limit moves bytes and adds nothing
+(training_limit.py).
 
 Ratios, above 1 is shorter: vs_horovod/exposed/CASE/LAYOUT is the exposed time of the best plain
 Horovod / that of hsgd.torch; vs_ddp and vs_plugin (hsgd-mpi, the interposer) likewise, vs_peer
@@ -94,14 +91,12 @@ class Way:
     tunes: bool = False  # it tunes itself while it trains: a new job for each case, and time to
 
     def job(self) -> Job:
-        crowded = {"OMPI_MCA_mpi_yield_when_idle": "1"}
-        interface = "GLOO_SOCKET_IFNAME" if self.worker == "ddp" else None
         return Job(
             self.name,
             pauses=True,
             environment=self.environment,
-            crowded=crowded,
-            interface_variable=interface,
+            crowded={"OMPI_MCA_mpi_yield_when_idle": "1"},
+            interface_variable="GLOO_SOCKET_IFNAME" if self.worker == "ddp" else None,
         )
 
 
@@ -116,20 +111,10 @@ WAYS = (
     Way("hsgd", "hsgd.torch", "hsgd", "hsgd", {}),
     Way("hsgd-early", "hsgd.torch, during backward", "hsgd", "hsgd-early", {}, False),
     Way("hsgd-late", "hsgd.torch, after backward", "hsgd", "hsgd-late", {}, False),
-    Way(
-        "hsgd-unguarded",
-        "hsgd.torch, no replica guard",
-        "hsgd",
-        "hsgd",
-        {"HSGD_CHECK_REPLICAS": "0"},
-        False,
-    ),
     Way("plugin", "Horovod + hsgd-mpi", "hsgd", "horovod", {"HOROVOD_PLUGIN": "hsgd-mpi"}),
     Way("horovod", "Horovod", "peer", "horovod", {}),
     Way("horovod-fast", "Horovod, cycle 0.1 ms", "peer", "horovod", {"HOROVOD_CYCLE_TIME": "0.1"}),
-    Way(
-        "horovod-slow", "Horovod, cycle 5 ms", "peer", "horovod", {"HOROVOD_CYCLE_TIME": "5"}, False
-    ),
+    Way("horovod-slow", "Horovod, cycle 5 ms", "peer", "horovod", SLOW, False),
     Way("horovod-tuned", "Horovod, autotuner", "peer", "horovod", TUNER, False, True),
     Way("ddp", "DDP over gloo", "peer", "ddp", {}),
     Way("limit", "bytes alone", "limit", "limit", {}),
@@ -155,12 +140,10 @@ class Effort:
 
 @dataclass
 class Samples:
-    """Seconds of one way in one case, the largest over the ranks, and processor time of all."""
+    """Seconds of one way in one case, the largest over the ranks."""
 
     plain: list[float]
     step: list[float]
-    plain_work: list[float] = field(default_factory=list)
-    step_work: list[float] = field(default_factory=list)
     tuning: dict[str, int] = field(default_factory=dict)  # steps, and settings that were tried
 
 
@@ -224,7 +207,7 @@ def _take_turns(
         for name, job in list(ready.items()):
             if turn == 0 or not together:
                 answers = ordered(job, name, f"setup {case}", failures)
-                tuning = answers[0].get("tuning", {}) if answers else {}
+                tuning = {}
                 if answers and turn == 0 and name in tuned:
                     told_of = ordered(job, name, f"tune {effort.tune_s}", failures)
                     answers, tuning = (answers, told_of[0]) if told_of else (None, {})
@@ -318,8 +301,6 @@ def ordered(
 def _add(samples: Samples, answers: Sequence[Mapping[str, Any]]) -> None:
     samples.plain += [max(values) for values in zip(*(a["plain"] for a in answers), strict=True)]
     samples.step += [max(values) for values in zip(*(a["step"] for a in answers), strict=True)]
-    for kind, kept in enumerate((samples.plain_work, samples.step_work)):
-        kept += [sum(values) for values in zip(*(a["worked"][kind] for a in answers), strict=True)]
 
 
 def rows(layout: JobLayout, found: Mapping[tuple[str, str], Samples]) -> list[dict[str, Any]]:
@@ -331,7 +312,6 @@ def rows(layout: JobLayout, found: Mapping[tuple[str, str], Samples]) -> list[di
             continue
         plain = statistics.median(samples.plain) * 1e6
         step = statistics.median(samples.step) * 1e6
-        work = min(samples.step_work) - min(samples.plain_work)
         rows.append(
             {
                 "layout": layout.name,
@@ -345,7 +325,6 @@ def rows(layout: JobLayout, found: Mapping[tuple[str, str], Samples]) -> list[di
                 **report.statistics(samples.step),
                 "plain_us": float(f"{plain:.6g}"),
                 "exposed_us": float(f"{step - plain:.6g}"),
-                "work_us": float(f"{work * 1e6:.6g}"),
                 **({"tuning": samples.tuning} if samples.tuning else {}),
             }
         )
@@ -355,9 +334,8 @@ def rows(layout: JobLayout, found: Mapping[tuple[str, str], Samples]) -> list[di
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Flat figures: a rival's time over that of hsgd.torch."""
     found: dict[str, float] = {}
-    cases = dict.fromkeys((row["case"], row["layout"]) for row in results)
-    for case, layout in cases:
-        here = {r["candidate"]: r for r in results if (r["case"], r["layout"]) == (case, layout)}
+    for (case, layout), rows in report.grouped(results, "case", "layout").items():
+        here = {row["candidate"]: row for row in rows}
         if "hsgd" not in here:
             continue
         for rival, names in RIVALS.items():
@@ -367,9 +345,8 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
                 # Below a hundredth of the step, exposed time is noise.
                 floor = here["hsgd"]["median_us"] / 100 if what == "exposed" else 0.0
                 if times:
-                    found[f"vs_{rival}/{what}/{case}/{layout}"] = float(
-                        f"{max(min(times), floor) / max(ours, floor):.4g}"
-                    )
+                    share = max(min(times), floor) / max(ours, floor)
+                    found[f"vs_{rival}/{what}/{case}/{layout}"] = float(f"{share:.4g}")
     return found | _processes_and_threads(results)
 
 
@@ -382,14 +359,17 @@ def _processes_and_threads(results: Sequence[Mapping[str, Any]]) -> dict[str, fl
         nodes, one, threads = shape.partition("x1t")
         other = f"{nodes}x{threads}{at}{rate}"
         if one and (other, way) in times:
-            found[f"processes_vs_threads/{way}/{other}"] = float(
-                f"{single / times[other, way]:.4g}"
-            )
+            share = float(f"{single / times[other, way]:.4g}")
+            found[f"processes_vs_threads/{way}/{other}"] = share
     return found
 
 
 def document(
-    results: list[dict[str, Any]], layouts: Sequence[JobLayout], effort: Effort, failures: list[str]
+    results: list[dict[str, Any]],
+    layouts: Sequence[JobLayout],
+    effort: Effort,
+    failures: list[str],
+    stopped: int,
 ) -> dict[str, Any]:
     """Everything that is known after a run, as it goes into the JSON."""
     settings = {
@@ -401,8 +381,7 @@ def document(
         "steps_of_a_turn": BATCH,
         "omp_num_threads": {n.name: environment(n)["OMP_NUM_THREADS"] for n in layouts},
     }
-    meta = {**report.facts("training"), "settings": settings}
-    return {"meta": meta, "ratios": ratios(results), "failures": failures, "results": results}
+    return report.document("training", settings, ratios(results), results, failures, stopped)
 
 
 def tables(doc: Mapping[str, Any]) -> str:
@@ -415,7 +394,6 @@ def tables(doc: Mapping[str, Any]) -> str:
             "p99": lambda row: f"{row['p99_us'] / 1e3:.2f}",
             "alone": lambda row: f"{row['plain_us'] / 1e3:.2f}",
             "exposed": lambda row: f"{row['exposed_us'] / 1e3:.2f}",
-            "work": lambda row: f"{row['work_us'] / 1e3:.2f}",
         },
     )
 
@@ -428,14 +406,7 @@ def plot(doc: Mapping[str, Any], target: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 1 when nothing was measured, or something wrong."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    try:
-        layouts = [*map(on_one_node, options.np or ()), *map(read_layout, options.nodes or ())]
-    except ValueError as error:
-        parser.error(str(error))
-    report.check_targets(parser, options.json, options.png)
-    layouts = layouts or [on_one_node(2)]
+    options, layouts = read_options(_parser(), argv)
     cases = options.cases or (["resnet50", "small1000"] if options.quick else list(CASES))
     wanted = options.candidates or [way.name for way in WAYS if way.quick or not options.quick]
     ways = [way for way in WAYS if way.name in wanted]
@@ -449,33 +420,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     stopped = visit(layouts, failures, work)
     results = [row for layout in layouts for row in rows(layout, found[layout.name])]
-    doc = json.loads(json.dumps(document(results, layouts, effort, failures)))
-    doc["meta"]["interrupted"] = bool(stopped.code)
-    print(tables(doc))
-    if options.json:
-        report.write_json(options.json, doc)
-    if options.png and results:
-        plot(doc, options.png)
+    doc = document(results, layouts, effort, failures, stopped.code)
+    report.publish(options, doc, tables(doc), plot)
     wrong = any("wrong result" in failure for failure in failures)
     return stopped.code or int(wrong or not results)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def option_parser(about: str, notes: str, *, quick: str, png: str) -> argparse.ArgumentParser:
+    """A command line with the layouts and the effort of trainings."""
+    parser = report.argument_parser(about, notes, quick, png)
     add = parser.add_argument
-    add("--quick", action="store_true", help="two cases and few steps: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot exposed communication there")
     add("--np", nargs="+", type=int, metavar="N", help="ranks on one node (default 2)")
-    add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@1gbit")
-    add("--cases", nargs="+", choices=list(CASES), help="these alone")
-    add("--candidates", nargs="+", choices=[way.name for way in WAYS], help="these alone")
+    add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@10gbit")
     add("--turns", type=int, metavar="N", help=f"at most, of {BATCH} steps each (default 20)")
     add("--seconds", type=float, metavar="S", help="of turns for each case (default 20)")
+    return parser
+
+
+def read_options(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> tuple[argparse.Namespace, list[JobLayout]]:
+    """The options, and the layouts that they name."""
+    options = report.parse(parser, argv, np=on_one_node, nodes=read_layout)
+    return options, options.np + options.nodes or [on_one_node(2)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = option_parser(
+        *(__doc__.splitlines()[0], EPILOG),
+        quick="two cases and few steps: under a minute",
+        png="plot exposed communication there",
+    )
+    add = parser.add_argument
+    add("--cases", nargs="+", choices=list(CASES), help="these alone")
+    add("--candidates", nargs="+", choices=[way.name for way in WAYS], help="these alone")
     add("--tune", type=float, default=20.0, metavar="S", help="for the autotuner (default 20)")
     return parser
 

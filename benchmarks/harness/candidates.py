@@ -1,8 +1,7 @@
 """What can be measured: the table of candidates and of the worker jobs that they live in.
 
-Owns names, labels and where each candidate applies. Never measures and never imports what it names:
-bindings.py holds the Python side of each, native/ the C side. To add a candidate, add a line here
-and a binding there.
+bindings.py holds the Python side of each, native/ the C side; what is named here is not imported.
+To add a candidate, add a line here and a binding there.
 """
 
 from __future__ import annotations
@@ -14,18 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.layouts import JobLayout  # not at run time: workers may have no hsgd beside them
 
-__all__ = [
-    "CANDIDATES",
-    "HOROVOD_CYCLE_S",
-    "JOBS",
-    "MPICH_YIELDS",
-    "Candidate",
-    "Job",
-    "select",
-]
+__all__ = ["CANDIDATES", "HOROVOD_CYCLE_S", "JOBS", "MPICH_YIELDS", "Candidate", "Job", "select"]
 
 ALL = ("allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "barrier")
 SHARED = ALL[:-1]  # that need no staging on shared buffers
+OPERATORS = ("allreduce", "allgather")
 HOROVOD_CYCLE_S = 1e-3  # HOROVOD_CYCLE_TIME as it comes, for Horovod with and without hsgd
 
 
@@ -35,9 +27,7 @@ class Job:
 
     name: str
     native: bool = False  # the C program instead of worker.py
-    peer: str | None = (
-        None  # installed by peers.py: "mpich", "impi", "oneccl", "deepspeed" or "vllm"
-    )
+    peer: str | None = None  # that peers.py installs: mpich, impi, oneccl, deepspeed or vllm
     pauses: bool = False  # threads of its own wake up: stopped while another job is measured
     environment: dict[str, str] = field(default_factory=dict)
     crowded: dict[str, str] = field(default_factory=dict)  # as well when ranks outnumber cores
@@ -99,17 +89,9 @@ JOBS = (
     Job("native-sm", native=True, environment={"OMPI_MCA_coll_sm_priority": "100"}),
     Job("native-flat", native=True, environment={"OMPI_MCA_coll_han_priority": "0"}),
     Job("native-mpich", native=True, peer="mpich", crowded=MPICH_YIELDS),
+    Job("native-impi", native=True, peer="impi", environment=INTEL_MPI, crowded=INTEL_MPI_YIELDS),
     Job(
-        "native-impi",
-        native=True,
-        peer="impi",
-        environment=INTEL_MPI,
-        crowded=INTEL_MPI_YIELDS,
-    ),
-    Job(
-        "native-oneccl",
-        native=True,
-        peer="oneccl",
+        *("native-oneccl", True, "oneccl"),
         environment={**INTEL_MPI, **ONECCL},
         crowded={**INTEL_MPI_YIELDS, **ONECCL_YIELDS},
     ),
@@ -125,292 +107,91 @@ JOBS = (
 )
 
 CANDIDATES = (
-    Candidate(
-        "hsgd-c",
-        "native",
-        "hsgd (C)",
-        "hsgd",
-        "hsgd_comm_allreduce and its like, called from C, private buffers",
-        collectives=ALL,
-    ),
-    Candidate(
-        "hsgd-arena-c",
-        "native",
-        "arena (C)",
-        "hsgd",
-        "the same, both buffers from hsgd_comm_allocate",
-        collectives=SHARED,
-    ),
-    Candidate(
-        "hsgd-bf16-c",
-        "native-bf16",
-        "bf16 (C)",
-        "hsgd",
-        "hsgd_comm_allreduce with HSGD_WIRE_DTYPE=bfloat16: rounded between nodes",
-        binding="hsgd-c",
-        nodes="several",
-    ),
-    Candidate(
-        "mpi-c",
-        "native",
-        "MPI (C)",
-        "peer",
-        "PMPI_Allreduce and its like in that C program; Open MPI as it comes, which is HAN "
-        "between nodes with several ranks",
-        collectives=ALL,
-    ),
-    Candidate(
-        "mpi-sm-c",
-        "native-sm",
-        "MPI sm (C)",
-        "peer",
-        "the same with coll_sm_priority 100: Open MPI's collectives in shared memory",
-        binding="mpi-c",
-        collectives=ALL,
-        nodes="one",
-        crowded=False,  # it spins
-    ),
-    Candidate(
-        "mpi-flat-c",
-        "native-flat",
-        "MPI flat (C)",
-        "peer",
-        "the same with coll_han_priority 0: without HAN",
-        binding="mpi-c",
-        collectives=ALL,
-        nodes="several",
-    ),
-    Candidate(
-        "mpich-c",
-        "native-mpich",
-        "MPICH (C)",
-        "peer",
-        "PMPI_Allreduce and its like of MPICH, in the same C program",
-        binding="mpi-c",
-        collectives=ALL,
-    ),
-    Candidate(
-        "impi-c",
-        "native-impi",
-        "Intel MPI (C)",
-        "peer",
-        "the same program, compiled with MPICH's headers, over Intel MPI",
-        binding="mpi-c",
-        collectives=ALL,
-        nodes="one",  # the wheel has no libfabric
-    ),
-    Candidate(
-        "oneccl",
-        "native-oneccl",
-        "oneCCL (C)",
-        "peer",
-        "ccl::allreduce and its like of oneCCL's CPU library, in the same program over Intel MPI",
-        collectives=ALL,
-        nodes="one",
-    ),
-    Candidate(
-        "deepspeed",
-        "native-deepspeed",
-        "DeepSpeed",
-        "peer",
-        "all_reduce_outer_loop of DeepSpeed's csrc/cpu/comm/shm.cpp, called from C, in place",
-        in_place=True,
-        nodes="one",
-        crowded=False,  # it spins for ever
-    ),
-    Candidate(
-        "limit-line",
-        "native",
-        "limit",
-        "limit",
-        "one transfer in a ping-pong of as many cache lines, between two cores",
-        most_bytes=512,
-        nodes="one",
-        crowded=False,
-    ),
-    Candidate(
-        "limit",
-        "native",
-        "limit",
-        "limit",
-        "the least loads and stores of a staged allreduce, all ranks at once, without waiting",
-        least_bytes=16 << 10,  # below, waiting for the other core decides, not memory traffic
-        nodes="one",
-    ),
-    Candidate(
-        "limit-past",
-        "native",
-        "limit past",
-        "limit",
-        "the same, results stored past the cache",
-        least_bytes=1 << 20,
-        nodes="one",
-    ),
-    Candidate(
-        "limit-arena",
-        "native",
-        "arena limit",
-        "limit",
-        "the least loads and stores when both buffers lie in shared memory",
-        least_bytes=16 << 10,
-        nodes="one",
-    ),
-    Candidate(
-        "limit-arena-past",
-        "native",
-        "arena past",
-        "limit",
-        "the same, stored past the cache",
-        least_bytes=1 << 20,
-        nodes="one",
-    ),
-    Candidate(
-        "limit-link",
-        "native",
-        "limit",
-        "limit",
-        "2 (nodes - 1) / nodes of the bytes over TCP from each node to the next, all at once",
-        least_bytes=64 << 10,
-        nodes="several",
-    ),
-    Candidate(
-        "hsgd", "python", "hsgd", "hsgd", "hsgd.Comm.allreduce(array, out=result)", collectives=ALL
-    ),
-    Candidate(
-        "hsgd-arena",
-        "python",
-        "arena",
-        "hsgd",
-        "the same, both arrays from hsgd.Comm.empty",
-        collectives=SHARED,
-    ),
-    Candidate(
-        "hsgd-tcp",
-        "tcp",
-        "hsgd, TCP",
-        "hsgd",
-        "the same over TCP between nodes, without MPI: Comm.over_store",
-        collectives=ALL,
-        nodes="several",
-    ),
-    Candidate(
-        "mpi4py",
-        "python",
-        "mpi4py",
-        "peer",
-        "MPI.COMM_WORLD.Allreduce(array, result) and its like, Open MPI as it comes",
-        collectives=ALL,
-    ),
-    Candidate(
-        "mpich",
-        "python-mpich",
-        "MPICH",
-        "peer",
-        "the same over MPICH",
-        binding="mpi4py",
-        collectives=ALL,
-    ),
-    Candidate(
-        "impi",
-        "python-impi",
-        "Intel MPI",
-        "peer",
-        "the same over Intel MPI",
-        binding="mpi4py",
-        collectives=ALL,
-        nodes="one",
-    ),
-    Candidate(
-        "gloo",
-        "gloo",
-        "gloo",
-        "peer",
-        "torch.distributed.all_reduce(tensor) and its like",
-        collectives=ALL,
-        in_place=True,
-    ),
-    Candidate(
-        "hsgd-c10d",
-        "gloo",
-        "c10d",
-        "hsgd",
-        'the same in a group of backend "hsgd"',
-        collectives=ALL,
-        in_place=True,
-    ),
-    Candidate(
-        "gloo-bf16",
-        "gloo",
-        "gloo bf16",
-        "peer",
-        "torch.distributed.all_reduce and all_gather_into_tensor of bfloat16, as many bytes",
-        collectives=("allreduce", "allgather"),
-        in_place=True,
-        only_named=True,
-    ),
-    Candidate(
-        "hsgd-c10d-bf16",
-        "gloo",
-        "c10d bf16",
-        "hsgd",
-        'the same in a group of backend "hsgd"',
-        collectives=("allreduce", "allgather"),
-        in_place=True,
-        only_named=True,
-    ),
-    Candidate(
-        "hsgd-operator",
-        "gloo",
-        "operator",
-        "hsgd",
-        "torch.ops.hsgd.allreduce_(tensor, ...) and allgather_into",
-        collectives=("allreduce", "allgather"),
-        in_place=True,
-        only_named=True,
-    ),
-    Candidate(
-        "vllm",
-        "vllm",
-        "vLLM",
-        "peer",
-        "vLLM's torch.ops._C.shm_allreduce and shm_all_gather, from its wheel for CPUs",
-        collectives=("allreduce", "allgather"),
-        in_place=True,
-        nodes="one",
-        crowded=False,
-        only_named=True,
-    ),
-    Candidate(
-        "vllm-bf16",
-        "vllm",
-        "vLLM bf16",
-        "peer",
-        "the same of bfloat16, as many bytes",
-        collectives=("allreduce", "allgather"),
-        in_place=True,
-        nodes="one",
-        crowded=False,
-        only_named=True,
-    ),
-    Candidate(
-        "horovod",
-        "horovod",
-        "Horovod",
-        "peer",
-        "horovod.torch.allreduce_(tensor, name=..., op=Sum)",
-        in_place=True,
-        cycle_s=HOROVOD_CYCLE_S,
-    ),
-    Candidate(
-        "horovod-plugin",
-        "horovod-plugin",
-        "Horovod+hsgd-mpi",
-        "hsgd",
-        "the same with HOROVOD_PLUGIN=hsgd-mpi: the interposer under Horovod",
-        in_place=True,
-        cycle_s=HOROVOD_CYCLE_S,
-    ),
-)
+    Candidate("hsgd-c", "native", "hsgd (C)", "hsgd", collectives=ALL,
+              about="hsgd_comm_allreduce and its like, called from C, private buffers"),
+    Candidate("hsgd-arena-c", "native", "arena (C)", "hsgd", collectives=SHARED,
+              about="the same, both buffers from hsgd_comm_allocate"),
+    Candidate("hsgd-bf16-c", "native-bf16", "bf16 (C)", "hsgd", binding="hsgd-c", nodes="several",
+              about="hsgd_comm_allreduce with HSGD_WIRE_DTYPE=bfloat16: rounded between nodes"),
+    Candidate("mpi-c", "native", "MPI (C)", "peer", collectives=ALL,
+              about="PMPI_Allreduce and its like in that C program; Open MPI as it comes, which "
+              "is HAN between nodes with several ranks"),
+    # it spins
+    Candidate("mpi-sm-c", "native-sm", "MPI sm (C)", "peer",
+              binding="mpi-c", collectives=ALL, nodes="one", crowded=False,
+              about="the same with coll_sm_priority 100: Open MPI's collectives in shared memory"),
+    Candidate("mpi-flat-c", "native-flat", "MPI flat (C)", "peer",
+              binding="mpi-c", collectives=ALL, nodes="several",
+              about="the same with coll_han_priority 0: without HAN"),
+    Candidate("mpich-c", "native-mpich", "MPICH (C)", "peer", binding="mpi-c", collectives=ALL,
+              about="PMPI_Allreduce and its like of MPICH, in the same C program"),
+    # the wheel has no libfabric
+    Candidate("impi-c", "native-impi", "Intel MPI (C)", "peer",
+              binding="mpi-c", collectives=ALL, nodes="one",
+              about="the same program, compiled with MPICH's headers, over Intel MPI"),
+    Candidate("oneccl", "native-oneccl", "oneCCL (C)", "peer", collectives=ALL, nodes="one",
+              about="ccl::allreduce and its like of oneCCL's CPU library, in the same program "
+              "over Intel MPI"),
+    # it spins for ever
+    Candidate("deepspeed", "native-deepspeed", "DeepSpeed", "peer",
+              in_place=True, nodes="one", crowded=False,
+              about="all_reduce_outer_loop of DeepSpeed's csrc/cpu/comm/shm.cpp, called from C, "
+              "in place"),
+    Candidate("limit-line", "native", "limit", "limit", most_bytes=512, nodes="one", crowded=False,
+              about="one transfer in a ping-pong of as many cache lines, between two cores"),
+    # below, waiting for the other core decides, not memory traffic
+    Candidate("limit", "native", "limit", "limit", least_bytes=16 << 10, nodes="one",
+              about="the least loads and stores of a staged allreduce, all ranks at once, "
+              "without waiting"),
+    Candidate("limit-past", "native", "limit past", "limit", least_bytes=1 << 20, nodes="one",
+              about="the same, results stored past the cache"),
+    Candidate("limit-arena", "native", "arena limit", "limit", least_bytes=16 << 10, nodes="one",
+              about="the least loads and stores when both buffers lie in shared memory"),
+    Candidate("limit-arena-past", "native", "arena past", "limit", least_bytes=1 << 20, nodes="one",
+              about="the same, stored past the cache"),
+    Candidate("limit-link", "native", "limit", "limit", least_bytes=64 << 10, nodes="several",
+              about="2 (nodes - 1) / nodes of the bytes over TCP from each node to the next, "
+              "all at once"),
+    Candidate("hsgd", "python", "hsgd", "hsgd", collectives=ALL,
+              about="hsgd.Comm.allreduce(array, out=result)"),
+    Candidate("hsgd-arena", "python", "arena", "hsgd", collectives=SHARED,
+              about="the same, both arrays from hsgd.Comm.empty"),
+    Candidate("hsgd-tcp", "tcp", "hsgd, TCP", "hsgd", collectives=ALL, nodes="several",
+              about="the same over TCP between nodes, without MPI: Comm.over_store"),
+    Candidate("mpi4py", "python", "mpi4py", "peer", collectives=ALL,
+              about="MPI.COMM_WORLD.Allreduce(array, result) and its like, Open MPI as it comes"),
+    Candidate("mpich", "python-mpich", "MPICH", "peer", binding="mpi4py", collectives=ALL,
+              about="the same over MPICH"),
+    Candidate("impi", "python-impi", "Intel MPI", "peer",
+              binding="mpi4py", collectives=ALL, nodes="one",
+              about="the same over Intel MPI"),
+    Candidate("gloo", "gloo", "gloo", "peer", collectives=ALL, in_place=True,
+              about="torch.distributed.all_reduce(tensor) and its like"),
+    Candidate("hsgd-c10d", "gloo", "c10d", "hsgd", collectives=ALL, in_place=True,
+              about='the same in a group of backend "hsgd"'),
+    Candidate("gloo-bf16", "gloo", "gloo bf16", "peer",
+              collectives=OPERATORS, in_place=True, only_named=True,
+              about="torch.distributed.all_reduce and all_gather_into_tensor of bfloat16, as "
+              "many bytes"),
+    Candidate("hsgd-c10d-bf16", "gloo", "c10d bf16", "hsgd",
+              collectives=OPERATORS, in_place=True, only_named=True,
+              about='the same in a group of backend "hsgd"'),
+    Candidate("hsgd-operator", "gloo", "operator", "hsgd",
+              collectives=OPERATORS, in_place=True, only_named=True,
+              about="torch.ops.hsgd.allreduce_(tensor, ...) and allgather_into"),
+    Candidate("vllm", "vllm", "vLLM", "peer",
+              collectives=OPERATORS, in_place=True, nodes="one", crowded=False, only_named=True,
+              about="vLLM's torch.ops._C.shm_allreduce and shm_all_gather, from its wheel for "
+              "CPUs"),
+    Candidate("vllm-bf16", "vllm", "vLLM bf16", "peer",
+              collectives=OPERATORS, in_place=True, nodes="one", crowded=False, only_named=True,
+              about="the same of bfloat16, as many bytes"),
+    Candidate("horovod", "horovod", "Horovod", "peer", in_place=True, cycle_s=HOROVOD_CYCLE_S,
+              about="horovod.torch.allreduce_(tensor, name=..., op=Sum)"),
+    Candidate("horovod-plugin", "horovod-plugin", "Horovod+hsgd-mpi", "hsgd",
+              in_place=True, cycle_s=HOROVOD_CYCLE_S,
+              about="the same with HOROVOD_PLUGIN=hsgd-mpi: the interposer under Horovod"),
+)  # fmt: skip
 
 
 def select(names: Sequence[str], collectives: Sequence[str]) -> tuple[Candidate, ...]:

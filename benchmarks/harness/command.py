@@ -1,16 +1,13 @@
 """The command line that the benchmarks of collectives share, and what becomes of their figures.
 
-Owns options, the document that goes into the JSON, the tables and the exit code. Never touches
-data: turns.py says how candidates are interleaved, candidates.py what they are.
+turns.py says how candidates are interleaved, candidates.py what they are.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +15,7 @@ from typing import Any
 
 from harness import report
 from harness.candidates import CANDIDATES, HOROVOD_CYCLE_S, select
-from harness.descriptors import raise_limit
-from harness.jobs import environment
+from harness.jobs import environment, raise_limit
 from harness.layouts import JobLayout, on_one_node, read_layout
 from harness.operations import OPERATIONS
 from harness.ratios import FROM_C, SHOWN, ratios
@@ -96,35 +92,26 @@ class Benchmark:
     candidates: tuple[str, ...] = ()  # unless --candidates names others; empty: all
     span: bool = False  # see MeasurementPlan; takes candidates from C alone
     tables: Callable[[Mapping[str, Any]], str] | None = None  # instead of those of this file
-    plot: Callable[[Path, Path], None] | None = None  # from a JSON file into a PNG
+    plot: Callable[[Mapping[str, Any], Path], None] | None = None  # instead of that of report.py
 
 
 def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 for a wrong result, or when nothing was measured,
-    130 or 143 when it was interrupted: what had been measured is shown and written.
-    """
+    """Run the command line; the exit code is 1 for a wrong result, or when nothing was measured."""
     plan, options = _read_arguments(benchmark, argv)
     found = Run()
     with keeping() as stopped:
         measure(plan, found)
-    doc = json.loads(json.dumps(document(benchmark.name, plan, found)))
-    doc["meta"]["interrupted"] = bool(stopped.code)
-    print((benchmark.tables or tables)(doc))
-    with tempfile.TemporaryDirectory() as folder:
-        written = options.json or Path(folder, "results.json")
-        report.write_json(written, doc)
-        if options.png and doc["results"] and benchmark.plot:
-            benchmark.plot(written, options.png)
-        elif options.png and doc["results"]:
-            lower = {(vs, suffix): label for vs, suffix, _, label in SHOWN}
-            report.plot(written, options.png, lower)
+    doc = document(benchmark.name, plan, found, stopped.code)
+    lower = {(vs, suffix): label for vs, suffix, _, label in SHOWN}
+    plot = benchmark.plot or (lambda doc, target: report.plot(doc, target, lower))
+    report.publish(options, doc, (benchmark.tables or tables)(doc), plot)
     if found.any_wrong:
         print("error: results were wrong, see above", file=sys.stderr)
         return 1
     return stopped.code or (0 if doc["results"] else 1)
 
 
-def document(name: str, plan: MeasurementPlan, found: Run) -> dict[str, Any]:
+def document(name: str, plan: MeasurementPlan, found: Run, stopped: int = 0) -> dict[str, Any]:
     """Everything that is known after a run, as it goes into the JSON."""
     rows = found.rows(plan)
     settings = {
@@ -146,27 +133,20 @@ def document(name: str, plan: MeasurementPlan, found: Run) -> dict[str, Any]:
         "pause_before_each_call_s": {c.name: c.cycle_s for c in plan.candidates if c.cycle_s},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_TELLING)},
     }
-    meta = {
-        **report.facts(name),
-        "settings": settings,
-        "machine": found.machine,
-        "launches": found.launches,
-    }
-    return {
-        "meta": meta,
-        "ratios": {**ratios(rows), **setup_ratios(found.setups)},
-        "failures": found.failures,
-        "setup": found.setups,
-        "results": rows,
-    }
+    return report.document(
+        *(name, settings, {**ratios(rows), **setup_ratios(found.setups)}, rows),
+        *(found.failures, stopped),
+        meta={"machine": found.machine, "launches": found.launches},
+        setup=found.setups,
+    )
 
 
 def tables(doc: Mapping[str, Any]) -> str:
     """The document as text for a terminal, a table for each layout and collective."""
     parts = []
-    results = doc["results"]
-    for layout, collective in dict.fromkeys((r["layout"], r["collective"]) for r in results):
-        rows = [r for r in results if (r["layout"], r["collective"]) == (layout, collective)]
+    for (layout, collective), rows in report.grouped(
+        doc["results"], "layout", "collective"
+    ).items():
         title = f"{collective}, {doc['meta']['settings']['layouts'][layout]}"
         parts += [f"{title}, median microseconds per call", _table(rows, doc["ratios"])]
         parts.append(_state(doc["meta"]["machine"].get(layout, {})))
@@ -175,27 +155,22 @@ def tables(doc: Mapping[str, Any]) -> str:
 
 def _table(rows: Sequence[Mapping[str, Any]], found: Mapping[str, float]) -> str:
     layout, collective = rows[0]["layout"], rows[0]["collective"]
-    # candidates of one label share a column: the limits of different sizes
-    present = {row["candidate"] for row in rows}
-    labels = list(dict.fromkeys(c.label for c in CANDIDATES if c.name in present))
-    times = {(row["label"], row["bytes"]): row["median_us"] for row in rows}
-    ways = [
-        (f"{vs}/{collective}{suffix}/{layout}/", title)
-        for vs, suffix, title, _ in SHOWN
-        if any(key.startswith(f"{vs}/{collective}{suffix}/{layout}/") for key in found)
-    ]
-    lines = []
-    for nbytes in sorted({row["bytes"] for row in rows}):
-        size = report.size_label(nbytes)
-        cells = [_microseconds(times.get((label, nbytes))) for label in labels]
-        shares = [found.get(key + size) for key, _ in ways]
-        lines.append([size, *cells, *("-" if s is None else f"{s:.2f}" for s in shares)])
-    return report.table(["bytes", *labels, *(title for _, title in ways)], lines)
+    order = [candidate.name for candidate in CANDIDATES]
+    ways: dict[str, Any] = {}
+    for vs, suffix, title, _ in SHOWN:
+        key = f"{vs}/{collective}{suffix}/{layout}/"
+        if any(name.startswith(key) for name in found):
+            ways[title] = lambda row, key=key: found.get(key + report.size_label(row["bytes"]))
+    return report.pivot(
+        sorted(rows, key=lambda row: (row["bytes"], order.index(row["candidate"]))),
+        {"bytes": lambda row: report.size_label(row["bytes"])},
+        "label",  # which some candidates share: the limits of different sizes
+        lambda row: _microseconds(row["median_us"]),
+        ways,
+    )
 
 
-def _microseconds(value: float | None) -> str:
-    if value is None:
-        return "-"
+def _microseconds(value: float) -> str:
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
@@ -217,7 +192,7 @@ def _read_arguments(
     benchmark: Benchmark, argv: Sequence[str] | None
 ) -> tuple[MeasurementPlan, argparse.Namespace]:
     parser = _parser(benchmark)
-    options = parser.parse_args(argv)
+    options = report.parse(parser, argv)
     try:
         sizes = [report.read_size(text) for text in options.sizes or ()]
         layouts = _layouts(options, benchmark.quick_ranks if options.quick else benchmark.ranks)
@@ -233,7 +208,6 @@ def _read_arguments(
         parser.error(f"--candidates: of {', '.join(sorted(FROM_C))}")
     if options.limit_s <= 0 or (options.files is not None and options.files < 1):
         parser.error("--limit-s, --files: above 0")
-    report.check_targets(parser, options.json, options.png)
     quick, restored = options.quick, raise_limit()
     plan = MeasurementPlan(
         sizes=tuple(sizes) or (benchmark.quick_sizes if quick else benchmark.sizes),
@@ -258,15 +232,12 @@ def _layouts(options: argparse.Namespace, default: Sequence[int]) -> tuple[JobLa
 def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     known = [c.name for c in CANDIDATES if set(c.collectives) & set(benchmark.collectives)]
     ranks = " ".join(map(str, benchmark.ranks))
-    parser = argparse.ArgumentParser(
-        description=benchmark.about,
-        epilog=f"{EPILOG}\n{benchmark.notes}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *(benchmark.about, f"{EPILOG}\n{benchmark.notes}"),
+        quick="fewer sizes and rounds: under a minute",
+        png="plot the first layout and collective there",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer sizes and rounds: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot the first layout and collective there")
     add("--sizes", nargs="+", metavar="SIZE", help="bytes per rank, like 8 64KB 1MB")
     add("--np", nargs="+", type=int, metavar="N", help=f"ranks on one node (default {ranks})")
     add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@1gbit 2+1@10gbit")

@@ -1,6 +1,6 @@
 """What is installed once into hsgd's cache: folders, and the programs that fill them.
 
-Owns when a folder counts as made. Never changes the environment that benchmarks run in.
+The environment that benchmarks run in stays as it is.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import contextlib
 import fcntl
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hsgd.jobs.launch.horovod_wheel import cache_folder
 
-__all__ = ["PeerMissing", "made_once", "run", "telling_line"]
+__all__ = ["PeerMissing", "made_once", "pip", "run", "telling_line"]
 
 
 class PeerMissing(RuntimeError):
@@ -74,6 +76,11 @@ def run(
         raise PeerMissing(f"{what}: {words[0]} does not run ({error})") from None
     if done.returncode != 0:
         raise PeerMissing(f"{what}: {telling_line(done.stdout)}")
+
+
+def pip(what: str, words: Sequence[str], python: Path | str = sys.executable, **more: Any) -> None:
+    """Run pip of an environment; `more` as of run(). Raises PeerMissing."""
+    run(what, [str(python), "-m", "pip", "--disable-pip-version-check", *words], **more)
 
 
 def telling_line(text: str) -> str:

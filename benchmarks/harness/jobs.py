@@ -1,8 +1,8 @@
 """Worker jobs as the parent sees them: started by mpirun, ordered over sockets, always ended.
 
-Owns the processes, the compiling of the C program, the pausing of jobs whose own threads would
-disturb others, and the files that a library leaves in /dev/shm. Never measures, and never kills by
-name: ranks are known by the pid that the kernel gives for their socket, on virtual nodes too.
+Owns the processes, their descriptors, the compiling of the C program, the pausing of jobs whose own
+threads would disturb others, and the files that a library leaves in /dev/shm. Never kills by name:
+ranks are known by the pid that the kernel gives for their socket, on virtual nodes too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -19,14 +20,13 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from harness.candidates import Job
-from harness.descriptors import limited
-from harness.layouts import JobLayout, Testbed
+from harness.layouts import BENCHMARKS, JobLayout, Testbed, rank_command
 from harness.peers import (
     INTEL_MPI,
     deepspeed_library,
@@ -36,12 +36,20 @@ from harness.peers import (
     telling_line,
     vllm_library,
 )
-from harness.rank_command import BENCHMARKS, rank_command
 from hsgd.base import mpi_abi
 from hsgd.jobs.launch import launch, mpirun
 from hsgd.jobs.launch.mpi_compiler import find_wrapper
 
-__all__ = ["JobFailed", "Tools", "WorkerJob", "compile_native", "environment", "prepare"]
+__all__ = [
+    "JobFailed",
+    "Tools",
+    "WorkerJob",
+    "compile_native",
+    "environment",
+    "limited",
+    "prepare",
+    "raise_limit",
+]
 
 START_LIMIT_S = 180.0  # importing torch in all jobs at once on a busy machine
 RANK_START_LIMIT_S, RANK_END_LIMIT_S = 2.0, 0.25  # and for each rank
@@ -50,6 +58,8 @@ END_LIMIT_S = 20.0
 EXPORTED = ("PATH", "OMP_NUM_THREADS", "NUMPY_MADVISE_HUGEPAGE", "PYTHONPATH", "LD_LIBRARY_PATH")
 EXPORTED_PREFIXES = ("HSGD_", "HOROVOD_", "GLOO_")
 _PR_SET_PDEATHSIG = 1
+# Descriptors of the parent of hundreds of ranks; no more: some launchers close all there may be.
+ENOUGH = 8192
 
 
 class JobFailed(RuntimeError):
@@ -164,6 +174,25 @@ def compile_native(folder: Path, compiler: str | None, *, hsgd: bool) -> Path:
     if done.returncode != 0:
         raise JobFailed(f"benchmarks/native does not compile: {telling_line(done.stderr)}")
     return program
+
+
+def raise_limit() -> str:
+    """Let this process and the launchers open more; the words of `ulimit` that give ranks the limit
+    that was there, which is what a user has, or "" where it stays.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return ""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return f"-Sn {soft}"
+
+
+def limited(command: Sequence[str], ulimit: str) -> tuple[str, ...]:
+    """The command with `ulimit ULIMIT` before it; as it is for ""."""
+    if not ulimit:
+        return tuple(command)
+    return ("sh", "-c", f'ulimit {ulimit} && exec "$0" "$@"', *command)
 
 
 class WorkerJob:
@@ -312,9 +341,8 @@ class WorkerJob:
         code = self._mpirun.poll()
         ending = "" if code is None else f" (exit code {code})"
         reason = telling_line(self._log.read_text(errors="replace"))
-        return JobFailed(
-            f"the {self.job.name} job {what}{ending}" + (f": {reason}" if reason else "")
-        )
+        because = f": {reason}" if reason else ""
+        return JobFailed(f"the {self.job.name} job {what}{ending}{because}")
 
 
 def _plan(
@@ -325,7 +353,7 @@ def _plan(
     define = {**job.environment, **crowded, **tools.environment}
     if job.interface_variable:
         define[job.interface_variable] = testbed.interface or "lo"
-    several = testbed.interface is not None
+    several, mpich = testbed.interface is not None, job.peer == "mpich"
     exported = {n for n in environ if n in EXPORTED or n.startswith(EXPORTED_PREFIXES)}
     return mpirun.Job(
         command=command,
@@ -334,9 +362,7 @@ def _plan(
         hosts=mpirun.parse_hosts(testbed.hosts, testbed.layout.ranks) if tools.tells_hosts else (),
         export=tuple(sorted(exported - define.keys())) if several else (),
         define=define,
-        mpi_args=("-iface", str(testbed.interface))
-        if several and job.peer == "mpich"
-        else tools.mpi_args,
+        mpi_args=("-iface", str(testbed.interface)) if several and mpich else tools.mpi_args,
         interfaces=(str(testbed.interface),) if several else (),
     )
 

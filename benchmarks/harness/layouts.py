@@ -1,15 +1,17 @@
-"""Where ranks run: on this machine, or on virtual nodes that are made for the run.
+"""Where ranks run, on this machine or on virtual nodes made for the run, and their command.
 
-Owns the spelling of layouts ("2x2@1gbit", "2x1t2") and the life of the nodes. Never starts a rank:
-jobs.py does, with the hosts, the settings and the command that a place gives.
+Owns the spelling of layouts ("2x2@1gbit", "2x1t2") and the life of the nodes. jobs.py and
+worker_jobs.py start ranks, with the hosts, the settings and the command that a place gives.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.pattern import MAX_RANKS
@@ -19,7 +21,22 @@ from hsgd.jobs.launch import launch
 if TYPE_CHECKING:
     from toolkit.cluster import Cluster
 
-__all__ = ["JobLayout", "Testbed", "on_one_node", "open_testbed", "read_layout"]
+__all__ = [
+    "BENCHMARKS",
+    "JobLayout",
+    "Testbed",
+    "on_one_node",
+    "open_testbed",
+    "rank_command",
+    "read_layout",
+]
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+
+
+def rank_command(name: str, *words: str, python: str = sys.executable) -> list[str]:
+    """The command of a rank that runs workers.NAME with these words."""
+    return [python, str(BENCHMARKS / "rank.py"), name, *words]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The collectives that can be measured: how large their buffers are and what must come back.
 
-Owns the meaning of "bytes" for each and the expected results. Never calls one: bindings.py does.
-BYTES is the size of the larger buffer of a rank; where it is cut into a block per rank, blocks are
-rounded down to whole float32, one at least. native/worker.c has the same rules.
+bindings.py calls them. BYTES is the size of the larger buffer of a rank; where it is cut into a
+block per rank, blocks are rounded down to whole float32, one at least. native/worker.c has the same
+rules.
 """
 
 from __future__ import annotations
@@ -55,50 +55,30 @@ def _exchanged(numbers: Pattern, rank: int, buffer: int, count: int) -> Floats:
     return np.concatenate([numbers.given(r, buffer, count)[own] for r in range(numbers.ranks)])
 
 
+def _summed(numbers: Pattern, rank: int, buffer: int, count: int) -> Floats:
+    return numbers.expected(buffer, count)
+
+
+def _of_root(numbers: Pattern, rank: int, buffer: int, count: int) -> Floats:
+    return numbers.given(0, buffer, count)
+
+
+def _one_block(ranks: int, nbytes: int) -> tuple[int, int]:
+    return _block(ranks, nbytes), _block(ranks, nbytes) * ranks
+
+
 _ALL = (
-    Operation(
-        "allreduce",
-        "the sum over ranks, on each",
-        _whole,
-        lambda numbers, rank, buffer, count: numbers.expected(buffer, count),
-        alike=True,
-    ),
-    Operation(
-        "broadcast",
-        "the data of rank 0, on each, in place",
-        lambda ranks, nbytes: (0, nbytes // ITEM),
-        lambda numbers, rank, buffer, count: numbers.given(0, buffer, count),
-        alike=True,
-        in_place=True,
-    ),
-    Operation(
-        "allgather",
-        "the blocks of all ranks one after another, on each; bytes are those of the result",
-        lambda ranks, nbytes: (_block(ranks, nbytes), _block(ranks, nbytes) * ranks),
-        _gathered,
-        alike=True,
-    ),
-    Operation(
-        "reduce_scatter",
-        "one block of the sum for each rank; bytes are those of the input",
-        lambda ranks, nbytes: (_block(ranks, nbytes) * ranks, _block(ranks, nbytes)),
-        _scattered,
-        alike=False,
-    ),
-    Operation(
-        "alltoall",
-        "block k of each rank to rank k; bytes are those of input and result",
-        lambda ranks, nbytes: (_block(ranks, nbytes) * ranks,) * 2,
-        _exchanged,
-        alike=False,
-    ),
-    Operation(
-        "barrier",
-        "no data: nobody leaves before the last has come",
-        lambda ranks, nbytes: (0, 0),
-        lambda numbers, rank, buffer, count: numbers.given(0, 0, 0),
-        alike=True,
-    ),
-)
+    Operation("allreduce", "the sum over ranks, on each", _whole, _summed, alike=True),
+    Operation("broadcast", "the data of rank 0, on each, in place",
+              lambda _, nbytes: (0, nbytes // ITEM), _of_root, alike=True, in_place=True),
+    Operation("allgather", "the blocks of all ranks one after another, on each; bytes are those of "
+              "the result", _one_block, _gathered, alike=True),
+    Operation("reduce_scatter", "one block of the sum for each rank; bytes are those of the input",
+              lambda *case: _one_block(*case)[::-1], _scattered, alike=False),
+    Operation("alltoall", "block k of each rank to rank k; bytes are those of input and result",
+              lambda *case: (_one_block(*case)[1],) * 2, _exchanged, alike=False),
+    Operation("barrier", "no data: nobody leaves before the last has come", lambda *_: (0, 0),
+              _of_root, alike=True),
+)  # fmt: skip
 
 OPERATIONS = {operation.name: operation for operation in _ALL}

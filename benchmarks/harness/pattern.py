@@ -1,8 +1,8 @@
 """The numbers that benchmarks send, and the check of what came back.
 
-Owns the input of each rank and buffer, the expected sum, and the comparison. The values are
-multiples of 2^-16 below 1, so sums of up to 256 ranks are exact in float32 in any order: every
-difference is an error, whatever tree a candidate sums in. native/allreduce.c has the same formula.
+The values are multiples of 2^-16 below 1, so sums of up to 256 ranks are exact in float32 in any
+order: every difference is an error, whatever tree a candidate sums in. native/worker.c has the same
+formula.
 """
 
 from __future__ import annotations

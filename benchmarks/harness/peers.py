@@ -1,9 +1,8 @@
 """Peers that no environment brings along: MPICH, Intel MPI, oneCCL, DeepSpeed, vLLM, timm.
 
-Owns the folder "peers" in hsgd's cache: virtual environments with MPICH and Intel MPI, oneCCL's
+In the folder "peers" of hsgd's cache: virtual environments with MPICH and Intel MPI, oneCCL's
 library, one made from DeepSpeed's source distribution, one out of vLLM's wheel, timm's files. All
-are made once, by pip, and nothing of them is in this repository. Never changes the environment that
-benchmarks run in.
+are made once, by pip, and nothing of them is in this repository.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from harness import installing
 from harness.installing import PeerMissing, made_once, telling_line
-from harness.installing import run as _run
-from harness.rank_command import BENCHMARKS
+from harness.layouts import BENCHMARKS
 from hsgd.jobs.launch.horovod_wheel import cache_folder
 
 __all__ = [
@@ -60,29 +60,26 @@ def mpich_environment(install: bool) -> Path:
 
     Raises PeerMissing.
     """
-    tag = f"{sys.implementation.cache_tag}"
-    with made_once(f"mpich-{tag}", install) as (folder, missing):
-        if missing:
-            _say("MPICH into an environment of its own")
-            _run("MPICH", [sys.executable, "-m", "venv", str(folder)])
-            pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-            _run("MPICH", [*pip, "install", "--quiet", *MPICH])
-    return folder
+    return _environment("MPICH", "mpich", install, MPICH)
 
 
 def intel_mpi_environment(install: bool) -> Path:
     """A virtual environment with Intel MPI, without libfabric, so for one node, with mpi4py and
     NumPy; made at the first call if `install`. Raises PeerMissing.
     """
-    tag = sys.implementation.cache_tag
-    with made_once(f"impi-{INTEL_MPI}-{tag}", install) as (folder, missing):
+    without_libfabric = ("--no-deps", f"impi-rt=={INTEL_MPI}")
+    return _environment("Intel MPI", f"impi-{INTEL_MPI}", install, without_libfabric, MPI4PY)
+
+
+def _environment(what: str, name: str, install: bool, *requirements: Sequence[str]) -> Path:
+    """requirements: of each call of pip."""
+    with made_once(f"{name}-{sys.implementation.cache_tag}", install) as (folder, missing):
         if missing:
-            _say("Intel MPI into an environment of its own")
-            _run("Intel MPI", [sys.executable, "-m", "venv", str(folder)])
-            pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-            words = ["install", "--quiet", "--no-deps", f"impi-rt=={INTEL_MPI}"]
-            _run("Intel MPI", [*pip, *words])
-            _run("Intel MPI", [*pip, "install", "--quiet", *MPI4PY])
+            _say(f"{what} into an environment of its own")
+            installing.run(what, [sys.executable, "-m", "venv", str(folder)])
+            for words in requirements:
+                python = folder / "bin" / "python"
+                installing.pip(what, ["install", "--quiet", *words], python)
     return folder
 
 
@@ -101,7 +98,7 @@ def oneccl_library(install: bool) -> Path:
             words += [str(_NATIVE / "oneccl.cpp"), "-isystem", str(folder / "include")]
             words += ["-isystem", str(mpich / "include"), str(folder / "lib" / "libccl.so.1")]
             words += [f"-L{folder / 'lib'}", f"-Wl,-rpath,{folder / 'lib'}", "-o", str(library)]
-            _run("oneCCL", words)
+            installing.run("oneCCL", words)
     return library
 
 
@@ -123,10 +120,10 @@ def deepspeed_library(install: bool) -> Path:
 
 
 def _build_deepspeed(folder: Path, library: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
-    pip += ["--no-deps", "--no-binary", "deepspeed", "--no-build-isolation", "-d", str(folder)]
+    words = ["download", "--quiet", "--no-deps", "--no-binary", "deepspeed"]
+    words += ["--no-build-isolation", "-d", str(folder), f"deepspeed=={DEEPSPEED}"]
     environment = {**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
-    _run("DeepSpeed", [*pip, f"deepspeed=={DEEPSPEED}"], environment)
+    installing.pip("DeepSpeed", words, environment=environment)
     archive = folder / f"deepspeed-{DEEPSPEED}.tar.gz"
     try:
         with tarfile.open(archive) as source:
@@ -145,7 +142,7 @@ def _build_deepspeed(folder: Path, library: Path) -> None:
     words += [str(_NATIVE / "deepspeed.cpp")]
     words += [f"-I{folder}", f"-I{sources}", f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
     words += [f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(library)]
-    _run("DeepSpeed", words)
+    installing.run("DeepSpeed", words)
 
 
 def vllm_library(install: bool) -> Path:
@@ -171,8 +168,7 @@ def vllm_library(install: bool) -> Path:
 def _unpack_wheels(what: str, wheels: list[str], folder: Path, files: str) -> None:
     """Fetch wheels, and unpack what the pattern matches: data as installed, the rest flat."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
-        _run(what, [*pip, "--no-deps", "-d", temporary, *wheels])
+        installing.pip(what, ["download", "--quiet", "--no-deps", "-d", temporary, *wheels])
         for wheel in Path(temporary).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 for member in archive.infolist():
@@ -189,8 +185,8 @@ def timm_lars_file(install: bool) -> Path:
     with made_once(f"timm-{TIMM}", install) as (folder, missing):
         if missing:
             _say(f"timm {TIMM}'s optimizers")
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-            _run("timm", [*pip, "--no-deps", "--target", str(folder), f"timm=={TIMM}"])
+            words = ["install", "--quiet", "--no-deps", "--target", str(folder)]
+            installing.pip("timm", [*words, f"timm=={TIMM}"])
     return folder / "timm" / "optim" / "lars.py"
 
 

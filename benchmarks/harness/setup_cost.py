@@ -1,8 +1,7 @@
 """What it takes until collectives can be called: hsgd's communicator, and MPI_Init of each MPI.
 
-Owns the rows of "setup" in the JSON and the goal for them. Never measures: native/worker.c does,
-with a clock and getrusage(), after a barrier for the communicator, from the start of the program
-for MPI_Init, which waits for all ranks to be started.
+native/worker.c measures it, with a clock and getrusage(), after a barrier for the communicator,
+from the start of the program for MPI_Init, which waits for all ranks to be started.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from harness.candidates import Candidate
 if TYPE_CHECKING:
     from harness.layouts import JobLayout
 
-__all__ = ["goal_s", "setup_ratios", "setup_rows", "setup_table"]
+__all__ = ["setup_ratios", "setup_rows", "setup_table"]
 
 _WHAT = {"hsgd-c": ("communicator", "setup"), "mpi-c": ("MPI_Init", "init")}  # by binding
 
@@ -45,7 +44,6 @@ def setup_rows(
         "wall_s": max(wall for wall, _ in spent),
         "cpu_s": round(sum(cpu for _, cpu in spent), 6),
         "cpu_s_of_a_rank": round(sum(cpu for _, cpu in spent) / len(spent), 6),
-        "cpu_s_of_the_busiest_rank": max(cpu for _, cpu in spent),
     }
     return [row]
 
@@ -61,23 +59,10 @@ def setup_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def setup_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Wall seconds, and processor milliseconds of a rank, for each number of ranks."""
-    names = list(dict.fromkeys((row["candidate"], row["label"], row["what"]) for row in rows))
-    found = {(row["candidate"], row["ranks"]): row for row in rows}
-    header = ["ranks"]
-    for _, label, what in names:
-        header += [f"{label}: {what}, s", "ms of a rank"]
-    lines = []
-    for ranks in sorted({row["ranks"] for row in rows}):
-        line = [str(ranks)]
-        for name, _, _ in names:
-            here = found.get((name, ranks))
-            line += (
-                [f"{here['wall_s']:.3f}", f"{1e3 * here['cpu_s_of_a_rank']:.1f}"]
-                if here
-                else [
-                    "-",
-                    "-",
-                ]
-            )
-        lines.append(line)
-    return report.table(header, lines)
+    columns: dict[str, Any] = {
+        "ranks": "ranks",
+        "": lambda row: f"{row['label']}: {row['what']}",
+        "s": lambda row: f"{row['wall_s']:.3f}",
+        "ms of a rank": lambda row: f"{1e3 * row['cpu_s_of_a_rank']:.1f}",
+    }
+    return report.rows_table(sorted(rows, key=lambda row: row["ranks"]), columns)

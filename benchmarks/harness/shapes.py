@@ -1,7 +1,4 @@
-"""Parameter shapes of the models whose scaling the ShmCaffe paper studies, and of a small one.
-
-Owns the shapes. Never computes.
-"""
+"""Parameter shapes of the models whose scaling the ShmCaffe paper studies, and of a small one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What a training step is made of, for benchmarks/training.py: real parameter shapes, and a small
 network with real arithmetic.
-
-Owns the shapes. Never communicates.
 """
 
 from __future__ import annotations

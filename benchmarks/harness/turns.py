@@ -2,8 +2,8 @@
 
 Owns the order of measuring and what happens to candidates that fail. Candidates take turns, round
 after round, so that a change of the machine meets all alike; a job that has no order sleeps in a
-read, and one whose own threads would wake up (Horovod) is stopped meanwhile. Never touches data:
-worker.py and native/worker.c do.
+read, and one whose own threads would wake up (Horovod) is stopped meanwhile. worker.py and
+native/worker.c touch the data.
 """
 
 from __future__ import annotations

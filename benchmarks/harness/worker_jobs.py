@@ -1,7 +1,4 @@
-"""Jobs of one command under mpirun whose rank 0 writes a JSON file: for overlap.py and elastic.py.
-
-Owns the command line of mpirun and what becomes of a job that fails. Never times anything.
-"""
+"""Jobs of one program under mpirun: ranks get a plan, and rank 0 writes a JSON file."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.layouts import JobLayout, Testbed, open_testbed
-from harness.rank_command import rank_command
+from harness.layouts import JobLayout, Testbed, open_testbed, rank_command
 from hsgd.errors import LaunchError
 
 __all__ = ["WorkerJobs"]
@@ -24,34 +20,39 @@ END_S = 20.0  # mpirun needs a while to end its ranks
 
 
 class WorkerJobs:
-    """Runs `worker OUT WORDS...` on layouts; what fails becomes a line, not an end."""
+    """Runs workers (serving.py) on layouts; what fails becomes a line, not an end."""
 
     def __init__(self, worker: str, folder: Path, limit_s: float) -> None:
-        self.worker, self.folder, self.limit_s = worker, folder, limit_s
+        self.worker, self.out, self.limit_s = worker, folder / "out.json", limit_s
         self.failures: list[str] = []
+
+    def written(self) -> Any:
+        """What rank 0 of the last job has written so far; None before it has."""
+        return json.loads(self.out.read_text()) if self.out.exists() else None
 
     def run(
         self,
         layout: JobLayout,
-        words: Sequence[str],
+        plan: Mapping[str, Any],
         worker: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> Any:
         """What rank 0 wrote; None when the job failed. `worker`: in place of the usual one.
         `environment`: more of it, of the ranks.
         """
-        out = self.folder / "out.json"
-        out.unlink(missing_ok=True)
+        self.out.unlink(missing_ok=True)
         try:
             with open_testbed(layout) as testbed:
-                command = rank_command(worker or self.worker, str(out), *words)
+                words = json.dumps(plan)
+                command = rank_command(worker or self.worker, str(self.out), words)
                 code, log = self._finish(testbed, command, environment or {})
             if code == 0:
-                return json.loads(out.read_text())
+                return self.written()
             reason = [line for line in log.splitlines() if "rror:" in line][-1:]
         except (LaunchError, subprocess.TimeoutExpired, OSError) as error:
             reason = [str(error)]
-        self.failures.append(f"{layout.name} {' '.join(words)}: {''.join(reason)[:300]}")
+        what = " ".join(str(value) for value in plan.values())
+        self.failures.append(f"{layout.name} {what}: {''.join(reason)[:300]}")
         return None
 
     def _finish(

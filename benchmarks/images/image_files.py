@@ -1,13 +1,11 @@
 """The same encoded images as files of every candidate: slabs, a folder, tar, MDS and LitData.
 
-Owns the images: parts of photos that scikit-learn and matplotlib bring along, scaled, with grain,
-as JPEG of about 150 KB; image `i` is the same in every run. Never measures.
+The images are parts of photos that scikit-learn and matplotlib bring along, scaled, with grain, as
+JPEG of about 150 KB; image `i` is the same in every run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from studies.io_packages import import_streaming
+from studies.io_files import write_litdata, write_mds
 
-__all__ = ["PACKAGE_OF_IMAGES", "ImageSet", "make_images"]
+__all__ = ["ImageSet", "make_images"]
 
 IMAGE_BYTES = 150_000
 SIZES = ((500, 375), (375, 500), (500, 400), (640, 480))  # width and height
 _GRAIN = 4.0  # standard deviation of brightness, of 255
-PACKAGE_OF_IMAGES = {"tar": "webdataset", "mds": "streaming", "litdata": "litdata"}
 
 
 @dataclass(frozen=True)
@@ -118,10 +115,8 @@ def _write_tar(folder: Path, images: ImageSet) -> None:
 
 
 def _write_mds(folder: Path, images: ImageSet) -> None:
-    writer_type = import_streaming().MDSWriter
-    with writer_type(out=str(folder), columns={"image": "bytes", "label": "int"}) as writer:
-        for number, data in enumerate(images.encoded()):
-            writer.write({"image": data, "label": number})
+    samples = ({"image": data, "label": k} for k, data in enumerate(images.encoded()))
+    write_mds(folder, {"image": "bytes", "label": "int"}, samples)
 
 
 def _numbered(path: str) -> Iterator[dict[str, Any]]:
@@ -129,14 +124,7 @@ def _numbered(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _write_litdata(folder: Path, images: ImageSet) -> None:
-    """Chunks of 64 MB, by a process that LitData starts."""
-    import litdata
-
-    with contextlib.redirect_stdout(sys.stderr):
-        litdata.optimize(
-            _numbered, [str(path) for path in images.paths()], str(folder), chunk_bytes="64MB",
-            num_workers=1, reorder_files=False,
-        )  # fmt: skip
+    write_litdata(folder, _numbered, [str(path) for path in images.paths()])
 
 
 _WRITERS: dict[str, Callable[[Path, ImageSet], None]] = {

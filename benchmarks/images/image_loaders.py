@@ -1,8 +1,8 @@
 """Who brings decoded images to the loop: hsgd.io, its peers, and the limits.
 
-Owns the candidates of io_images.py. Each is a generator of one epoch: batches of uint8 tensors of
-SIZE x SIZE pixels of 3 values, and the numbers of the images; the limits give counts. All have two
-threads or two processes. Never takes the time.
+Each candidate is a generator of one epoch: batches of uint8 tensors of SIZE x SIZE pixels of 3
+values, and the numbers of the images; the limits give counts. All have two threads or two
+processes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader
 
-from images.image_files import PACKAGE_OF_IMAGES, ImageSet
+from images.image_files import ImageSet
 from images.image_work import (
     SIZE,
     Case,
@@ -26,9 +27,9 @@ from images.image_work import (
     by_simplejpeg,
     by_torchvision,
 )
-from studies.io_packages import import_streaming
+from studies.io_packages import Candidate, import_streaming
 
-__all__ = ["BATCH", "CANDIDATES", "Candidate"]
+__all__ = ["BATCH", "CANDIDATES"]
 
 BATCH = 64
 THREADS = 2
@@ -37,23 +38,6 @@ _AHEAD = 4
 Batches = Iterator[Any]
 Read = Callable[[ImageSet, Case, int], Batches]  # images, case, epoch
 _kept: dict[Any, Any] = {}  # loaders whose processes or data stay from epoch to epoch
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """files: what it reads (image_files); packages: what it needs besides (io_packages)."""
-
-    name: str
-    label: str
-    kind: str  # hsgd, peer or limit
-    files: str
-    read: Read
-    packages: tuple[str, ...] = ()
-    quick: bool = False
-
-    def needs(self) -> set[str]:
-        """Packages that cannot be missing."""
-        return {*self.packages, PACKAGE_OF_IMAGES.get(self.files, "")} - {""}
 
 
 def _decoder(case: Case) -> Any:
@@ -152,8 +136,6 @@ class Decoded:
 
 def _collate(samples: list[tuple[np.ndarray, int]]) -> tuple[Any, Any]:
     """A batch, with one copy; the array goes on as a tensor of shared memory."""
-    import torch
-
     batch = torch.empty(len(samples), SIZE, SIZE, 3, dtype=torch.uint8)
     rows = batch.numpy()
     for row, (pixels, _) in zip(rows, samples, strict=True):
@@ -182,8 +164,6 @@ def _kept_loader(make: Callable[[ImageSet, Case], Any]) -> Read:
 
 def _data_loader(decode: Decode) -> Read:
     def make(images: ImageSet, case: Case) -> Any:
-        from torch.utils.data import DataLoader
-
         return _torch_loader(DataLoader, Photos(images, case, decode), shuffle=True)
 
     return _kept_loader(make)
@@ -192,7 +172,6 @@ def _data_loader(decode: Decode) -> Read:
 @_kept_loader
 def _webdataset(images: ImageSet, case: Case) -> Any:
     import webdataset
-    from torch.utils.data import DataLoader
 
     shards = sorted(map(str, (images.folder / "tar").glob("*.tar")))
     stream = webdataset.WebDataset(
@@ -205,8 +184,6 @@ def _webdataset(images: ImageSet, case: Case) -> Any:
 
 @_kept_loader
 def _streaming(images: ImageSet, case: Case) -> Any:
-    from torch.utils.data import DataLoader
-
     decoded = Decoded(case, by_simplejpeg)
 
     class Stream(import_streaming().StreamingDataset):  # type: ignore[misc]
@@ -256,22 +233,23 @@ def _spdl(decode: Decode) -> Read:
 
 
 CANDIDATES = (
-    Candidate("hsgd", "hsgd.io", "hsgd", "slabs", _hsgd, quick=True),
-    Candidate("decode", "decoding alone", "limit", "photos", _limit(False), quick=True),
-    Candidate("decode-scale", "decoding, scaling", "limit", "photos", _limit(True), quick=True),
-    Candidate("loader-pillow", "DataLoader, Pillow", "peer", "photos", _data_loader(by_pillow),
-              quick=True),
-    Candidate("loader-simplejpeg", "DataLoader, simplejpeg", "peer", "photos",
-              _data_loader(by_simplejpeg), quick=True),
-    Candidate("loader-opencv", "DataLoader, simplejpeg, OpenCV", "peer", "photos",
-              _data_loader(by_opencv), ("opencv",)),
-    Candidate("loader-torchvision", "DataLoader, torchvision", "peer", "photos",
-              _data_loader(by_torchvision), ("torchvision",)),
-    Candidate("spdl", "SPDL, simplejpeg", "peer", "photos", _spdl(by_simplejpeg), ("spdl",)),
-    Candidate("spdl-opencv", "SPDL, simplejpeg, OpenCV", "peer", "photos", _spdl(by_opencv),
-              ("spdl", "opencv")),
-    Candidate("grain", "Grain, simplejpeg", "peer", "photos", _grain, ("grain",)),
-    Candidate("webdataset", "WebDataset, simplejpeg", "peer", "tar", _webdataset),
-    Candidate("streaming", "Streaming, simplejpeg", "peer", "mds", _streaming),
-    Candidate("litdata", "LitData, simplejpeg", "peer", "litdata", _litdata),
+    Candidate("hsgd", "hsgd.io", "hsgd", "", "slabs", _hsgd),
+    Candidate("decode", "decoding alone", "limit", "", "photos", _limit(False)),
+    Candidate("decode-scale", "decoding, scaling", "limit", "", "photos", _limit(True)),
+    Candidate("loader-pillow", "DataLoader, Pillow", "peer", "", "photos", _data_loader(by_pillow)),
+    Candidate("loader-simplejpeg", "DataLoader, simplejpeg", "peer", "", "photos",
+              _data_loader(by_simplejpeg)),
+    Candidate("loader-opencv", "DataLoader, simplejpeg, OpenCV", "peer", "", "photos",
+              _data_loader(by_opencv), False, packages=("opencv",)),
+    Candidate("loader-torchvision", "DataLoader, torchvision", "peer", "", "photos",
+              _data_loader(by_torchvision), False, packages=("torchvision",)),
+    Candidate("spdl", "SPDL, simplejpeg", "peer", "", "photos", _spdl(by_simplejpeg), False,
+              packages=("spdl",)),
+    Candidate("spdl-opencv", "SPDL, simplejpeg, OpenCV", "peer", "", "photos", _spdl(by_opencv),
+              False, packages=("spdl", "opencv")),
+    Candidate("grain", "Grain, simplejpeg", "peer", "", "photos", _grain, False,
+              packages=("grain",)),
+    Candidate("webdataset", "WebDataset, simplejpeg", "peer", "", "tar", _webdataset, False),
+    Candidate("streaming", "Streaming, simplejpeg", "peer", "", "mds", _streaming, False),
+    Candidate("litdata", "LitData, simplejpeg", "peer", "", "litdata", _litdata, False),
 )  # fmt: skip

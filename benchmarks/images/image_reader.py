@@ -1,7 +1,4 @@
-"""The process of a candidate of io_images.py: epochs, their processor time, pixels, memory.
-
-Owns what is measured and checked there. Never decides who is measured when.
-"""
+"""The process of a candidate of io_images.py: what is measured and checked there."""
 
 from __future__ import annotations
 
@@ -12,45 +9,23 @@ from typing import Any
 import numpy as np
 
 from images.image_files import ImageSet
-from images.image_loaders import BATCH, CANDIDATES, Candidate
+from images.image_loaders import BATCH, CANDIDATES
 from images.image_work import SIZE, Case, Part, middle
-from studies.io_packages import reason_against
-from workers.staying_processes import StayingProcesses, memory_mb, orders
+from studies.io_packages import Candidate, reason_against
+from workers.staying_processes import memory_mb, orders
 
-__all__ = ["Reader"]
+__all__ = ["read"]
 
 _MOST_DIFFERENCE = 8.0  # of 255, mean of an image: grain is lost in one way or another
 _CHECKED = 8
 _SETTLED = 5  # epochs until memory counts as what it is
 
 
-class Reader:
-    """Measures one candidate."""
-
-    def __init__(self, candidate: Candidate) -> None:
-        self._process = StayingProcesses(_main, [(candidate.name,)])
-
-    def epoch(self, images: ImageSet, case: Case, epoch: int) -> dict[str, float]:
-        """One pass: seconds and cpu_s, of all threads and processes."""
-        return self._process.ask("epoch", images, case, epoch)[0]
-
-    def check(self, images: ImageSet, case: Case) -> None:
-        """One pass in which each image comes once; in the middle of some, pixels are compared with
-        Pillow's. Raises RuntimeError.
-        """
-        self._process.ask("check", images, case)
-
-    def memory(self, images: ImageSet, case: Case, epochs: int) -> dict[str, Any]:
-        """Resident memory in MB of the process after each of `epochs`, from the fifth on."""
-        return self._process.ask("memory", images, case, epochs)[0]
-
-    def close(self) -> None:
-        """End it."""
-        self._process.close()
-
-
-def _main(name: str, pipe: Any) -> None:
-    """Body of the process."""
+def read(name: str, pipe: Any) -> None:
+    """Body of the process. Orders: `epoch`, which is answered with seconds and cpu_s of all threads
+    and processes; `check`: each image comes once, and in the middle of some pixels are compared
+    with Pillow's; `memory`: resident MB after each of some epochs, from the fifth on.
+    """
     import torch
 
     torch.set_num_threads(1)

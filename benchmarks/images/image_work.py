@@ -1,7 +1,4 @@
-"""One image: which part of it is taken, and how peers and limits decode and scale it.
-
-Owns the decoding that is the same for all peers. Never reads files, and never takes the time.
-"""
+"""One image: which part of it is taken, and how peers and limits decode and scale it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 """What the runs of the programs say: losses compared, ratios, a table and a plot.
 
-Owns the arithmetic. Starts nothing. A row of results is one program over
-one candidate: gloo, hsgd, or alone, which is one worker's part of the work without communication.
+A row of results is one program over one candidate: gloo, hsgd, or alone, which is one worker's part
+of the work without communication.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,15 +13,7 @@ from typing import Any
 
 from harness import report
 
-__all__ = [
-    "difference",
-    "median_step_us",
-    "plot",
-    "ratios",
-    "rows_of",
-    "table",
-    "traced_us",
-]
+__all__ = ["difference", "median_step_us", "plot", "ratios", "rows_of", "table"]
 
 WARM_UP = 5  # steps that no median has
 NOISE = 0.01  # of a step alone: less exposed communication than this is not told apart from it
@@ -45,20 +36,8 @@ def median_step_us(step_s: Sequence[float]) -> float:
     return 1e6 * statistics.median(step_s[WARM_UP:] or step_s)
 
 
-def traced_us(trace: Path, steps: int) -> float:
-    """Time in collectives per step, from their calls to their ends, of a trace of torch.profiler.
-    Those that run at once count each.
-    """
-    events = json.loads(trace.read_text())["traceEvents"]
-    found = [e["dur"] for e in events if e.get("ph") == "X" and e["name"].startswith("gloo:")]
-    return sum(found) / steps
-
-
 def rows_of(
-    program: str,
-    steps_us: Mapping[str, Sequence[float]],
-    collectives_us: Mapping[str, float],
-    losses_differ: float,
+    program: str, steps_us: Mapping[str, Sequence[float]], losses_differ: float
 ) -> list[dict[str, Any]]:
     """The rows of one program from the medians of its runs, by candidate."""
     medians = {name: statistics.median(values) for name, values in steps_us.items()}
@@ -69,8 +48,6 @@ def rows_of(
         if name != "alone":
             row["exposed_us"] = _rounded(median - medians["alone"])
             row["losses_differ"] = losses_differ
-        if name in collectives_us:
-            row["collectives_us"] = _rounded(collectives_us[name])
         rows.append(row)
     return rows
 
@@ -92,7 +69,7 @@ def ratios(rows: Sequence[Row]) -> dict[str, float]:
 def table(rows: Sequence[Row]) -> str:
     """Times in milliseconds per step, right-aligned."""
     header = ["program", "alone", "gloo", "hsgd", "gloo/hsgd", "exposed gloo", "exposed hsgd"]
-    header += ["ratio", "in calls gloo", "in calls hsgd", "losses differ"]
+    header += ["ratio", "losses differ"]
     ahead, lines = ratios(rows), []
     for program, here in _by_program(rows).items():
         both = (here["gloo"], here["hsgd"])
@@ -100,46 +77,34 @@ def table(rows: Sequence[Row]) -> str:
         cells += [f"{ahead[f'vs_peer/{program}']:.2f}", *(_ms(row["exposed_us"]) for row in both)]
         exposed = ahead.get(f"vs_peer/{program}_exposed")
         cells.append("-" if exposed is None else f"{exposed:.1f}")
-        cells += [_ms(row.get("collectives_us")) for row in both]
         lines.append([*cells, f"{here['hsgd']['losses_differ']:.2g}"])
     return report.table(header, lines)
 
 
 def plot(rows: Sequence[Row], target: Path) -> None:
     """A group of bars for each program: its step, as a multiple of the step alone, into a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     programs = _by_program(rows)
-    figure, panel = pyplot.subplots(figsize=(1.3 * len(programs) + 2, 4), layout="constrained")
-    for shift, name in ((-0.2, "gloo"), (0.2, "hsgd")):
-        heights = [
-            here[name]["median_us"] / here["alone"]["median_us"] for here in programs.values()
-        ]
-        places = [place + shift for place in range(len(programs))]
-        bars = panel.bar(places, heights, 0.38, color=report.colour(name), label=name)
-        labels = [_ms(here[name]["median_us"]) for here in programs.values()]
-        panel.bar_label(bars, labels, fontsize=7)
-    panel.axhline(1, color="black", linewidth=0.8, linestyle=":", label="no communication")
-    panel.set_xticks(range(len(programs)), list(programs), rotation=25, fontsize=8)
-    panel.set_ylabel("step / step alone (bars: ms)")
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(fontsize=8, frameon=False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    with report.figure(target, size=(1.3 * len(programs) + 2, 4)) as ((panel,),):
+        for shift, name in ((-0.2, "gloo"), (0.2, "hsgd")):
+            steps = [here[name]["median_us"] for here in programs.values()]
+            alone = [here["alone"]["median_us"] for here in programs.values()]
+            heights = [step / least for step, least in zip(steps, alone, strict=True)]
+            places = [place + shift for place in range(len(programs))]
+            bars = panel.bar(places, heights, 0.38, label=name)
+            panel.bar_label(bars, [_ms(step) for step in steps], fontsize=7)
+        panel.axhline(1, color="black", linewidth=0.8, linestyle=":", label="no communication")
+        panel.set_xticks(range(len(programs)), list(programs), rotation=25, fontsize=8)
+        panel.set_ylabel("step / step alone (bars: ms)")
+        panel.legend(fontsize=8, frameon=False)
 
 
 def _by_program(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
-    found: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        found.setdefault(row["program"], {})[row["candidate"]] = row
-    return found
+    programs = report.grouped(rows, "program").items()
+    return {name: {row["candidate"]: row for row in here} for (name,), here in programs}
 
 
-def _ms(microseconds: float | None) -> str:
-    return "-" if microseconds is None else f"{microseconds / 1e3:.1f}"
+def _ms(microseconds: float) -> str:
+    return f"{microseconds / 1e3:.1f}"
 
 
 def _rounded(value: float) -> float:

@@ -1,8 +1,8 @@
-"""How fast a node gets the slabs of an epoch: from another node's memory, or from the files.
+"""How fast a node gets the slabs of an epoch: from another node's memory, or from the files:
+`io_throughput.py --exchange`.
 
-Owns the command line of `io_throughput.py --exchange`, the data, the virtual nodes, the turns and
-the figures; run by mpirun on these nodes, it is the program of the ranks. All nodes share the disk
-of this machine, as they would share a file server.
+Run by mpirun on virtual nodes, it is the program of the ranks. All nodes share the disk of this
+machine, as they would share a file server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from harness import report
-from harness.rank_command import BENCHMARKS
+from harness.layouts import BENCHMARKS
 from hsgd.errors import LaunchError
 
 __all__ = ["main"]
@@ -143,23 +143,20 @@ def ratios(rows: Sequence[dict[str, Any]], rate: str) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="io_throughput.py --exchange",
-        description="Slabs from another node's memory, against the files.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Slabs from another node's memory, against the files.", EPILOG),
+        quick="128 MB, 3 turns",
+        program="io_throughput.py --exchange",
     )
     add = parser.add_argument
     add("--exchange", action="store_true", help="this benchmark")
-    add("--quick", action="store_true", help="128 MB, 3 turns")
     add("--nodes", type=int, default=2, help="virtual nodes (default 2)")
     add("--rate", default="10gbit", help="of each link, like 1gbit (default 10gbit)")
     add("--total", type=int, metavar="MB", help="of data (default 512)")
     add("--turns", type=int, help="of each candidate (default 7)")
     add("--no-cold", action="store_true", help="leave the page cache of this machine alone")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
     add("--rank", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options = report.parse(parser, argv)
     if not re.fullmatch("[1-9][0-9]*[kmg]bit", options.rate):
         parser.error(f"--rate {options.rate}: write it like 1gbit or 500mbit")
     if options.rank:
@@ -173,14 +170,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"left out: {error}", file=sys.stderr)
         return 1
-    lines = [
-        [row["candidate"], f"{row['seconds'] * 1e3:.0f}", f"{row['gb_per_s']:.2f}"] for row in rows
-    ]
-    print(report.table(["from", "ms", "GB/s per node"], lines))
+    columns: dict[str, Any] = {
+        "from": "candidate",
+        "ms": lambda row: f"{row['seconds'] * 1e3:.0f}",
+        "GB/s per node": lambda row: f"{row['gb_per_s']:.2f}",
+    }
     settings = {"nodes": options.nodes, "rate": options.rate, "total_mb": total, "turns": turns}
-    meta = {**report.facts("io_exchange"), "settings": settings}
-    found = ratios(rows, options.rate)
-    doc = {"meta": meta, "ratios": found, "failures": [], "results": rows}
-    if options.json:
-        report.write_json(options.json, json.loads(json.dumps(doc)))
+    document = report.document("io_exchange", settings, ratios(rows, options.rate), rows)
+    report.publish(options, document, report.rows_table(rows, columns))
     return 0

@@ -1,8 +1,7 @@
 """How fast samples behind a URL reach the loop: hsgd.io, LitData, Streaming, h5py over fsspec
-and s3fs.
+and s3fs: `io_throughput.py --remote`.
 
-Owns the command line of `io_throughput.py --remote`, the files, the server and its link, and the
-figures. The readers are in workers/remote_reader.py, each turn of them a process of its own.
+The readers are in workers/remote_reader.py, each turn of them a process of its own.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ import numpy as np
 from hsgd.io import convert_to_slabs
 
 from harness import report
+from harness.layouts import rank_command
 from harness.stopping import keeping
-from studies.io_packages import import_streaming, reason_against
+from studies.io_files import LITDATA_ROWS, rows_of_one, write_litdata, write_mds
+from studies.io_packages import leave_out
 from toolkit import range_server
 from toolkit.cluster import Cluster
 from toolkit.processes import CommandTimeout, run_marked
@@ -64,7 +65,6 @@ _PEERS = {
 }
 _OWN = {"block": "hsgd", "in-order": "hsgd-order"}
 _DEFAULT = [name for name in READERS if name not in SECOND_EPOCHS]
-_LITDATA_ROWS = 512
 _TURN_S = 120.0
 
 
@@ -129,43 +129,21 @@ def make_files(folder: Path, sample_bytes: int, total_bytes: int, peers: Sequenc
         file["data"] = rows
     convert_to_slabs({"data": rows}, home / "slabs")
     if "streaming" in peers:
-        columns = {"data": "bytes"}
-        with import_streaming().MDSWriter(out=str(home / "mds"), columns=columns) as writer:
-            for row in rows:
-                writer.write({"data": row.tobytes()})
+        write_mds(home / "mds", {"data": "bytes"}, ({"data": row.tobytes()} for row in rows))
     if "litdata" in peers:
-        import litdata as package
-
-        with contextlib.redirect_stdout(sys.stderr):
-            package.optimize(
-                functools.partial(_rows_of, str(home / "one.h5")),
-                list(range(0, count, _LITDATA_ROWS)),
-                str(home / "litdata"),
-                chunk_bytes="64MB",
-                num_workers=1,
-                reorder_files=False,
-            )
+        produce = functools.partial(rows_of_one, str(home / "one.h5"), count)
+        write_litdata(home / "litdata", produce, list(range(0, count, LITDATA_ROWS)))
     return int(rows.sum(dtype=np.int64))
-
-
-def _rows_of(path: str, low: int) -> Iterator[Any]:
-    import torch
-
-    with h5py.File(path, "r") as file:
-        for row in file["data"][low : low + _LITDATA_ROWS]:
-            yield torch.from_numpy(row)
 
 
 def measure(site: Site, names: Sequence[str], digest: int, options: Any, found: Found) -> None:
     """All turns of all candidates into `found`."""
-    program = str(Path(__file__).resolve().parents[1] / "rank.py")
     for turn in range(options.rounds):
         for name in names:
             place = site.folder if name in FROM_FILES else site.url
-            words = [sys.executable, program, "remote_reader", name, str(place)]
-            words += [str(options.sample_bytes), str(options.budget)]
+            words = [name, str(place), str(options.sample_bytes), str(options.budget)]
             try:
-                done = site.run(words, options.budget + _TURN_S)
+                done = site.run(rank_command("remote_reader", *words), options.budget + _TURN_S)
             except CommandTimeout as error:
                 found.failures.append(f"{name}: {str(error).splitlines()[0]}")
                 continue
@@ -227,17 +205,14 @@ def ratios(rows: Sequence[dict[str, Any]], link: str) -> dict[str, float]:
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="io_throughput.py --remote",
-        description="Samples per second from a server to the training loop.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = report.argument_parser(
+        *("Samples per second from a server to the training loop.", EPILOG),
+        quick="64 MB, one turn",
+        program="io_throughput.py --remote",
     )
     add = parser.add_argument
     add("--remote", action="store_true", help="this benchmark")
-    add("--quick", action="store_true", help="64 MB, one turn")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
     add("--sample-bytes", type=int, default=65536, metavar="N", help="default: 65536")
     add("--total", type=int, metavar="MB", help="of data (default 512)")
     add("--rounds", type=int, help="turns of each candidate (default 3)")
@@ -246,36 +221,30 @@ def _parser() -> argparse.ArgumentParser:
     add("--plain", action="store_true", help="no link: the server and the loop are this machine")
     add("--candidates", nargs="+", metavar="NAME", choices=list(READERS), help=", ".join(READERS))
     add("--peers", action="store_true", help="download peers that are not there yet")
-    return parser
+    options = report.parse(parser, argv)
+    options.total = options.total or (64 if options.quick else 512)
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    if not options.plain and (reason := Cluster.reason_unavailable()):
+        parser.error(f"{reason}; --plain needs no virtual nodes")
+    return options
 
 
 def _usable(names: Sequence[str], found: Found, *, install: bool) -> list[str]:
     """Those whose packages are here; the others are named in `found`."""
-    for peer in FETCHED:
-        wanted = any(peer in name for name in names)
-        if wanted and (reason := reason_against(peer, install)):
-            found.left_out[peer] = reason
+    wanted = [peer for peer in FETCHED if any(peer in name for name in names)]
+    leave_out(wanted, install, found.left_out)
     if any(name.startswith("h5py-") for name in names):
         missing = [n for n in ("fsspec", "aiohttp") if importlib.util.find_spec(n) is None]
         if missing:
             found.left_out["h5py"] = f"pip install {' '.join(missing)}"
-    for name, reason in found.left_out.items():
-        print(f"left out: {name} ({reason})", file=sys.stderr)
+            print(f"left out: h5py ({found.left_out['h5py']})", file=sys.stderr)
     return [n for n in names if not any(left in n for left in found.left_out)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
-    parser = _parser()
-    options = parser.parse_args(argv)
-    report.check_targets(parser, options.json)
-    options.total = options.total or (64 if options.quick else 512)
-    options.rounds = options.rounds or (1 if options.quick else 3)
+    """Run the command line; the exit code is 1 when nothing was measured."""
+    options = _read(argv)
     rate = None if options.plain else options.rate
-    if rate and (reason := Cluster.reason_unavailable()):
-        parser.error(f"{reason}; --plain needs no virtual nodes")
     found = Found()
     with keeping() as stopped, tempfile.TemporaryDirectory(prefix="hsgd-remote-") as folder:
         names = _usable(options.candidates or _DEFAULT, found, install=options.peers)

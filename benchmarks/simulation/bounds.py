@@ -1,7 +1,5 @@
 """What no algorithm can beat on a simulated network.
 
-Owns the bounds of latency and of bandwidth, from the network's parameters alone. Never simulates.
-
 Latency, in LogP's terms (Culler et al., "LogP: Towards a Realistic Model of Parallel Computation",
 PPoPP 1993): a message keeps its sender busy for o, is under way for L, and keeps its receiver busy
 for o'. In time t what one node knows reaches at most n(t) nodes, where n(t) = 1 before o + L + o',
@@ -10,7 +8,7 @@ Summation in the LogP Model", SPAA 1993); read backwards, with o' for o, as many
 node something. Each result here depends on all nodes, or reaches all of them, so that n(t) has to
 be the number of nodes. L is that of neighbours; a message to the farthest node is a bound as well.
 
-Bandwidth: what a node at least sends or receives over all its links (Chan, Heimlich, Purkayastha
+Bandwidth: what a node at least sends or receives over its link (Chan, Heimlich, Purkayastha
 and van de Geijn, "Collective communication: theory, practice, and experience", Concurrency and
 Computation 19, 2007, table 1; for an allreduce Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations", JPDC 69, 2009), S being the whole vector and N the nodes:
@@ -19,8 +17,6 @@ algorithms for clusters of workstations", JPDC 69, 2009), S being the whole vect
     allgather, reduce_scatter, alltoall    (N - 1) / N x S
     allreduce                              2 (N - 1) / N x S
     barrier                                0
-
-and, of an alltoall, what goes from one half of the nodes to the other: N x S / 4.
 """
 
 from __future__ import annotations
@@ -82,7 +78,4 @@ def _bandwidth_s(platform: Platform, operation: str, nbytes: int) -> float:
         "broadcast": 1.0 if nodes > 1 else 0.0,
         "barrier": 0.0,
     }[operation]
-    seconds = of_node * nbytes / (platform.links_of_node() * speed)
-    if operation == "alltoall":
-        seconds = max(seconds, nodes * nbytes / 4 / (platform.bisection_links() * speed))
-    return seconds
+    return of_node * nbytes / speed

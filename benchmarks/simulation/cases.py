@@ -1,7 +1,6 @@
 """What is simulated: collectives on networks, at sizes, in several forms; and the rows that result.
 
-Owns the choice of cases, their order, and why a case is left out. Never runs the simulator itself,
-which runs.py does, and never judges.
+runs.py runs the simulator.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.report import size_label
+from hsgd.config import Config
 
 from . import runs
 from .bounds import bound
-from .platforms import Link, Platform, platform
+from .platforms import Platform, fat_tree
 
 __all__ = ["COLLECTIVES", "SIZES", "Found", "Selection", "measure"]
 
@@ -29,33 +29,26 @@ _LEAST_BLOCK = 8  # bytes
 class Selection:
     """What to simulate.
 
-    Args:
-        radices: of hsgd, HSGD_WIRE_RADIX; the first one is compared with the peers.
-        run_limit_s: of one form of a collective on one network, at all sizes.
-        limit_s: of everything; what is left then is left out.
-        words: more arguments of the simulator.
+    run_limit_s: of one form of a collective on one network, at all sizes. limit_s: of everything;
+    what is left then is left out. radix: of hsgd, HSGD_WIRE_RADIX.
     """
 
-    networks: Sequence[str]
     nodes: Sequence[int]
     collectives: Sequence[str]
     sizes: Sequence[int]
-    radices: Sequence[int]
     run_limit_s: float
     limit_s: float
-    link: Link = field(default_factory=Link)
-    words: tuple[str, ...] = ()
+    radix: int = Config().wire_radix
 
     def cases(self) -> Iterator[tuple[Platform, str]]:
         """Few nodes first: what is left out when time is up is what takes longest."""
         for nodes in sorted(self.nodes):
             for collective in self.collectives:
-                for network in self.networks:
-                    yield platform(network, nodes, self.link), collective
+                yield fat_tree(nodes), collective
 
     def forms(self, collective: str) -> list[runs.Form]:
         """hsgd's and the peers'."""
-        return [*map(runs.hsgd_form, self.radices), *runs.peer_forms(collective)]
+        return [runs.hsgd_form(self.radix), *runs.peer_forms(collective)]
 
     def sizes_of(self, collective: str, nodes: int) -> list[int]:
         """Bytes of the whole vector; where it is cut into a block for each node, no block is
@@ -93,7 +86,7 @@ def measure(selection: Selection, found: Found, say: Callable[[str], None]) -> I
             say(f"{number}/{len(cases)} {case}: {form.label}")
             left_s = max(1.0, selection.limit_s - (time.monotonic() - begin))
             limit_s = min(selection.run_limit_s, left_s)
-            _run(network, collective, form, fitting, limit_s, selection.words, found)
+            _run(network, collective, form, fitting, limit_s, found)
             yield
 
 
@@ -103,13 +96,12 @@ def _run(
     form: runs.Form,
     sizes: Sequence[int],
     limit_s: float,
-    words: Sequence[str],
     found: Found,
 ) -> None:
     case = f"{collective} on {network.kind}-{network.nodes}, {form.label}"
     done: list[int] = []
     try:
-        for row in runs.simulate(network, collective, form, sizes, *words, limit_s=limit_s):
+        for row in runs.simulate(network, collective, form, sizes, limit_s=limit_s):
             done.append(row["bytes"])
             found.rows.append(
                 {
@@ -144,9 +136,5 @@ def _limit_row(network: Platform, collective: str, size: int) -> dict[str, Any]:
 
 
 def _case(network: Platform, collective: str, size: int) -> dict[str, Any]:
-    return {
-        "network": network.kind,
-        "nodes": network.nodes,
-        "collective": collective,
-        "bytes": size,
-    }
+    place = {"network": network.kind, "nodes": network.nodes}
+    return {**place, "collective": collective, "bytes": size}

@@ -1,9 +1,9 @@
 """The constants of virtual nodes' network, fitted to measured allreduces by simulating them.
 
-Owns the fit, and the check on a layout that the fit has not seen. Never measures. Three constants:
-the share of the link's rate that payload gets, what an end of a message costs, and what it costs
-more for each rank per core where ranks outnumber cores and wait for one another. Simulated times of
-a few values of these are interpolated, as a run takes about a second; what is checked is simulated.
+Three constants: the share of the link's rate that payload gets, what an end of a message costs, and
+what it costs more for each rank per core where ranks outnumber cores and wait for one another.
+Simulated times of a few values of these are interpolated, as a run takes about a second; what is
+checked is simulated. What the ranks of a node add is taken from the allreduces on one node.
 
 Virtual links are limited by a token bucket (tc-tbf(8); tests/toolkit/virtual_nodes.py), which the
 simulator has not: what a link did not carry in a pause passes later at once, up to the bucket. In
@@ -15,24 +15,75 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import json
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from studies.plan_fit import descend
+
 from . import runs
-from .local_level import LocalLevel
 from .platforms import Link, Platform
 
-__all__ = ["Constants", "Layout", "Surface", "fit", "surfaces"]
+__all__ = [
+    "MEASURED",
+    "Constants",
+    "Layout",
+    "LocalLevel",
+    "Surface",
+    "fit",
+    "read_local_level",
+    "surfaces",
+]
 
+MEASURED = Path(__file__).resolve().parents[2] / "hsgd/tools/plan/calibration.json"
 _HOP_S = 1e-6  # of a virtual link; a few nodes cannot tell it from the cost of a message
 _BUCKET_BYTES = 256 << 10
 _UNLIMITED = 100.0  # times the rate: what passes while the bucket has tokens
 _EFFICIENCIES = (0.9, 1.0)
 _MESSAGES_S = tuple(1e-6 * 4**power for power in range(4))  # 1 us to 64 us
 _FITTED_BYTES = 1 << 20  # larger ones say no more about the constants, and take longest
-_FACTORS = (2.0, 1.4, 1.15, 1.05, 1.015, 1.005)
+
+
+@dataclass(frozen=True)
+class LocalLevel:
+    """Seconds of each collective, and of each byte of its vector."""
+
+    seconds: float
+    seconds_per_byte: float
+
+    def words(self, crowding: float = 1.0) -> tuple[str, ...]:
+        """Arguments of the simulator, where ranks have to share cores as many times."""
+        factor = max(1.0, crowding)
+        return (
+            f"local_s={factor * self.seconds!r}",
+            f"local_s_per_byte={factor * self.seconds_per_byte!r}",
+        )
+
+
+def read_local_level(path: Path = MEASURED) -> LocalLevel:
+    """The level that explains the allreduces on one node in a file of constants. OSError where
+    there is no such file, ValueError naming the file where it has no two of them."""
+    with open(path, encoding="utf-8") as file:
+        try:
+            measured = json.load(file)["measured"]
+            times = [(row["bytes"], row["seconds"]) for row in measured if row["nodes"] == 1]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no calibration: {error}") from None
+    if len(times) < 2:
+        raise ValueError(f"{path} has {len(times)} allreduces on one node; give at least 2 sizes")
+    return _fitted(sorted(times))
+
+
+def _fitted(times: Sequence[tuple[int, float]]) -> LocalLevel:
+    """The smallest size says what a call costs, the others what a byte does: the median over sizes,
+    as caches make some of them cheaper."""
+    least_bytes, seconds = times[0]
+    per_byte = [(time - seconds) / (size - least_bytes) for size, time in times[1:]]
+    return LocalLevel(seconds, max(0.0, statistics.median(per_byte)))
 
 
 @dataclass(frozen=True)
@@ -141,21 +192,10 @@ def surfaces(
 
 
 def fit(known: Sequence[Surface]) -> Constants:
-    """Coordinate descent on the logarithms of the constants."""
-    best = Constants()
-    error = sum(surface.error(best) for surface in known)
-    for factor in _FACTORS:
-        improved = True
-        while improved:
-            improved = False
-            for field in dataclasses.fields(Constants):
-                for scale in (factor, 1 / factor):
-                    tried = dataclasses.replace(
-                        best, **{field.name: getattr(best, field.name) * scale}
-                    )
-                    if not _EFFICIENCIES[0] <= tried.efficiency <= _EFFICIENCIES[-1]:
-                        continue
-                    now = sum(surface.error(tried) for surface in known)
-                    if now < error * (1 - 1e-9):
-                        best, error, improved = tried, now, True
-    return best
+    """The constants that explain the layouts."""
+    return descend(
+        Constants(),
+        [field.name for field in dataclasses.fields(Constants)],
+        lambda tried: sum(surface.error(tried) for surface in known),
+        lambda tried: _EFFICIENCIES[0] <= tried.efficiency <= _EFFICIENCIES[-1],
+    )

@@ -1,7 +1,7 @@
-"""The simulated networks: topologies of some sizes, and what a message costs on them.
+"""The simulated networks: fat trees of some sizes, and what a message costs on them.
 
-Owns the numbers and SimGrid's description of a platform. Never runs anything. No such network was
-at hand, so the numbers are those that others published of InfiniBand at 100 Gbit/s:
+No such network was at hand, so the numbers are those that others published of InfiniBand at 100
+Gbit/s:
 
 - a switch takes 130 ns (NVIDIA's data sheet of the Quantum QM8700; 350 ns is what De Sensi et al.,
   "An In-Depth Analysis of the Slingshot Interconnect", SC 2020, measured of another maker's), and
@@ -9,36 +9,16 @@ at hand, so the numbers are those that others published of InfiniBand at 100 Gbi
 - a message of 8 bytes takes 0.90 us from one process to another (OSU's osu_latency, Open MPI with
   UCX, https://gist.github.com/jfgrimm/3af692a5475bdd4ed836b5a18197a209, where the bandwidth is that
   of 100 Gbit/s): less the two links to and from one switch, half of it for each end, 0.30 us.
-
-Dragonflies are balanced as in Kim, Dally, Scott and Abts, "Technology-Driven, Highly-Scalable
-Dragonfly Topology", ISCA 2008: a group has as much bandwidth to other groups as its nodes have.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "NODES", "Link", "Platform", "platform"]
+__all__ = ["NODES", "Link", "Platform", "fat_tree"]
 
-KINDS = ("fat_tree", "dragonfly", "torus")
 NODES = (16, 64, 256, 1024)
-
-# In SimGrid's notation. Fat trees of two levels without oversubscription; dragonflies as groups,
-# chassis, routers and nodes, each with the number of cables; tori by dimension.
-_TOPOLOGIES = {
-    ("fat_tree", 16): "2;4,4;1,4;1,1",
-    ("fat_tree", 64): "2;8,8;1,8;1,1",
-    ("fat_tree", 256): "2;16,16;1,16;1,1",
-    ("fat_tree", 1024): "2;32,32;1,32;1,1",
-    ("dragonfly", 16): "2,8;2,1;2,1;2",
-    ("dragonfly", 64): "4,5;2,1;4,1;2",
-    ("dragonfly", 256): "8,5;4,1;4,1;2",
-    ("dragonfly", 1024): "16,4;4,1;8,1;2",
-    ("torus", 16): "4,4",
-    ("torus", 64): "4,4,4",
-    ("torus", 256): "8,8,4",
-    ("torus", 1024): "16,8,8",
-}
 
 
 @dataclass(frozen=True)
@@ -83,29 +63,10 @@ class Platform:
             "</platform>\n"
         )
 
-    def links_of_node(self) -> int:
-        """Over so many links a node sends at once, if it sends to enough others."""
-        if self.kind != "torus":
-            return 1
-        return sum(2 if length > 2 else 1 for length in self._lengths())
-
     def hops(self) -> tuple[int, int]:
         """Links between two nodes: the fewest there are, and at least so many from every node to
         the one farthest from it."""
-        if self.kind == "torus":
-            return 1, sum(length // 2 for length in self._lengths())
-        if not self.topology:
-            return 2, 2
-        return 2, 4 if self.kind == "fat_tree" else 3
-
-    def bisection_links(self) -> float:
-        """Links in one direction between two halves of the nodes, where they are few."""
-        if self.kind == "torus":
-            return 2 * self.nodes / max(self._lengths())
-        return self.nodes / 2
-
-    def _lengths(self) -> list[int]:
-        return [int(word) for word in self.topology.split(",")]
+        return 2, 4 if self.topology else 2
 
     def settings(self) -> list[str]:
         """SimGrid's options: no corrections but the parameters of `link`, no time for computing."""
@@ -133,8 +94,7 @@ class Platform:
         return ["--log=root.thresh:critical", *(f"--cfg={k}:{v}" for k, v in options.items())]
 
 
-def platform(kind: str, nodes: int, link: Link | None = None) -> Platform:
-    """One of KINDS with one of NODES. ValueError for others."""
-    if (kind, nodes) not in _TOPOLOGIES:
-        raise ValueError(f"no {kind} of {nodes} nodes; kinds: {KINDS}, nodes: {NODES}")
-    return Platform(kind, nodes, _TOPOLOGIES[kind, nodes], link or Link())
+def fat_tree(nodes: int) -> Platform:
+    """Two levels without oversubscription, in SimGrid's notation, of one of NODES."""
+    half = math.isqrt(nodes)
+    return Platform("fat_tree", nodes, f"2;{half},{half};1,{half};1,1")

@@ -1,8 +1,7 @@
 """Runs of the simulator: forms of a collective on a platform.
 
-Owns the program's command line and what it prints. Never judges. A run is one process; its ranks
-are coroutines of it, so that its time and memory grow with nodes and bytes: `fits` says which runs
-are left out.
+A run is one process; its ranks are coroutines of it, so that its time and memory grow with nodes
+and bytes: `fits` says which runs are left out.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The ranks of the part "study" of elastic.py: accuracy on digits of workers that exchange with a
 centre, of synchronous training and of none, at equal epochs.
 
-Owns the methods, the choice of learning rates and the scores. What averages is ElasticAveraging
-itself, on as many processes as there are workers. A process trains a few rows at once, each a
-network of its own with its own seed or learning rate: all that is done to weights is done value by
-value, so that rows have nothing to do with one another, but for the order in which workers
-exchange. Never measures time.
+What averages is ElasticAveraging itself, on as many processes as there are workers. A process
+trains a few rows at once, each a network of its own with its own seed or learning rate: all that is
+done to weights is done value by value, so that rows have nothing to do with one another, but for
+the order in which workers exchange.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from hsgd import Comm
 from hsgd.optim import ElasticAveraging
 from studies.gossip_simulation import CLASSES, HIDDEN, PIXELS, TRAIN, digits
 
-__all__ = ["METHODS", "best_rate", "study"]
+__all__ = ["best_rate", "study"]
 
 RATES_TO_TRY = (0.1, 0.2, 0.4, 0.8, 1.6)  # and beyond, where the best lies at their border
 LEAST_RATE, MOST_RATE = 0.003, 13.0
@@ -115,11 +114,7 @@ class Study:
         sgd = torch.optim.SGD(networks.parameters, lr=1.0)
         optimizer: Any = sgd
         if method in ELASTIC:
-            optimizer = ElasticAveraging(
-                *(sgd, networks.parameters, comm),
-                moving_rate=options.moving_rate,
-                **ELASTIC[method],
-            )
+            optimizer = ElasticAveraging(sgd, networks.parameters, comm, **ELASTIC[method])
         steps = options.epochs * TRAIN // comm.size // BATCH
         rates = torch.tensor([row.lr for row in rows])
         pace_s = options.pace_ms / 1e3 if method in ELASTIC else 0.0
@@ -214,9 +209,9 @@ def best_rate(scores_of: Callable[[Sequence[float]], Sequence[float]]) -> float:
 
 def study(comm: Comm, options: Any) -> list[dict[str, Any]]:
     """All methods; collective."""
-    methods = [method for method in METHODS if method in (options.candidates or METHODS)]
+    methods = list(METHODS)
     if comm.size % GROUP:
-        methods = [method for method in methods if "group_size" not in ELASTIC.get(method, {})]
+        methods = [method for method in METHODS if "group_size" not in ELASTIC.get(method, {})]
     run, rows = Study(comm, options), []
     for method in methods:
         lr = options.lr or run.best_rate_of(method)

@@ -1,7 +1,7 @@
 """What the trigger of gossip costs a step: the change of all weights, and of a sample of them.
 
-Owns the models and their rows. One process and one thread. After each step one of the triggers
-measures, in turns, so that each finds the caches as a step leaves them, and not as the other does.
+One process and one thread. After each step one of the triggers measures, in turns, so that each
+finds the caches as a step leaves them, and not as the other does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from harness import report
 from hsgd.optim import RelativeChange
 from hsgd.optim.flat_vectors import Flattened
 
@@ -65,8 +66,8 @@ def measure(widths: Sequence[int] = WIDTHS, steps: int = 80) -> Iterator[list[di
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Flat figures: a twentieth of a step, which is the goal, over the time of the trigger."""
     found = {}
-    for case in dict.fromkeys(row["case"] for row in results):
-        rows = {r["candidate"]: r["median_us"] for r in results if r["case"] == case}
+    for (case,), here in report.grouped(results, "case").items():
+        rows = {row["candidate"]: row["median_us"] for row in here}
         step = rows.pop("step")
         for name, median_us in rows.items():
             found[f"vs_limit/trigger/{name}/{case}"] = float(f"{step / 20 / median_us:.4g}")

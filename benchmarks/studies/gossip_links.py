@@ -1,26 +1,24 @@
 """Seconds to an accuracy over slow links: the other half of gossip.py.
 
-Owns the jobs on virtual nodes and their rows. The ranks are gossip_worker.py; each turn is a job in
-which all candidates run, on the same nodes.
+The ranks are gossip_worker.py; each turn is a job in which all candidates run, on the same nodes.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from harness.rank_command import rank_command
+from harness import report
+from harness.layouts import read_layout
+from harness.worker_jobs import WorkerJobs
 from hsgd.errors import LaunchError
+from workers.gossip_worker import WAYS
 
-__all__ = ["CANDIDATES", "measure", "ratios"]
+__all__ = ["measure", "ratios"]
 
-CANDIDATES = (
-    *("synchronous", "every-step", "every-step-bf16", "every-step-no-wait"),
-    *("fixed-6", "fixed-6-bf16", "fixed-13", "change"),
-    *("budget-6.5", "budget-6.5-bf16", "budget-13", "budget-13-bf16"),
-)
 _TURN_LIMIT_S = 150.0
 
 
@@ -31,26 +29,20 @@ def measure(
     steps: int,
     turns: int,
     say: Callable[[str], None],
-    candidates: Sequence[str] = CANDIDATES,
 ) -> Iterator[list[dict[str, Any]]]:
     """Rows of results on `nodes` nodes of one rank, whose links have `rate`: those of all turns so
     far, after each. Raises LaunchError.
     """
-    from toolkit.cluster import Cluster
-
-    reason = Cluster.reason_unavailable()
-    if reason:
-        raise LaunchError(reason)
-    program = rank_command("gossip_worker", str(target), str(steps))
+    layout = read_layout(f"{nodes}x1@{rate}")
     reports: list[dict[str, Any]] = []
-    with Cluster(nodes, rate) as cluster:
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = WorkerJobs("gossip_worker", Path(folder), _TURN_LIMIT_S)
         for _ in range(turns):
-            done = cluster.mpirun(nodes, [*program, *candidates], timeout_s=_TURN_LIMIT_S)
-            if done.returncode != 0:
-                last_words = done.stderr[-500:]
-                raise LaunchError(f"the ranks at {rate} ended with {done.returncode}: {last_words}")
-            reports += [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
-            rows = [_row(f"{nodes}x1@{rate}", target, name, reports) for name in candidates]
+            found = jobs.run(layout, {"target": target, "steps": steps, "ways": list(WAYS)})
+            if found is None:
+                raise LaunchError(jobs.failures[-1])
+            reports += found
+            rows = [_row(layout.name, target, name, reports) for name in WAYS]
             say(", ".join(f"{r['candidate']} {r['turns'][-1]:.2f} s" for r in rows))
             yield rows
 
@@ -79,8 +71,8 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     both reached the target; of those in 16 bits also over gossip in every step in 16 bits.
     """
     found = {}
-    for case in dict.fromkeys(row["case"] for row in results):
-        rows = {row["candidate"]: row for row in results if row["case"] == case and row["reached"]}
+    for (case,), here in report.grouped(results, "case").items():
+        rows = {row["candidate"]: row for row in here if row["reached"]}
         for every, suffix in (("every-step", ""), ("every-step-bf16", "_bf16")):
             for name, row in rows.items() if every in rows else ():
                 if name == every or not name.endswith(suffix.replace("_", "-")):

@@ -1,9 +1,9 @@
 """Ranks that gossip, all in one process: many seeds at once, with the triggers and topologies of
 hsgd.optim themselves.
 
-Owns the data's division, the model and the exchanges. A step of all ranks is one batch of matrix
-products; then each rank, in a random order that is the same for all candidates, asks its trigger,
-and pairs are averaged one after the other. So an exchange has no delay here. Never measures time.
+A step of all ranks is one batch of matrix products; then each rank, in a random order that is the
+same for all candidates, asks its trigger, and pairs are averaged one after the other. So an
+exchange has no delay here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,6 @@ class Case:
     seeds: tuple[int, ...]
     steps: int
     batch: int = 16
-    evaluations: int = 20
     tuning: bool = False
     """Train on a part of the training images, and score on the rest of them."""
 
@@ -60,7 +59,6 @@ class Way:
     topology: Any = "random"
     synchronous: bool = False
     group_size: int = 1
-    max_interval: int | None = None
     wire: torch.dtype = torch.float32
     average_every: int | None = None
     final_average: bool = False
@@ -68,7 +66,7 @@ class Way:
 
 @dataclass
 class Outcome:
-    """By seed, of one candidate; curves have one row per evaluation."""
+    """By seed, of one candidate."""
 
     bytes: list[float]
     messages: list[float]
@@ -76,8 +74,6 @@ class Outcome:
     worst: list[float]
     mean_model: list[float]
     distance: list[float]  # root of the mean squared distance to the mean model, over its norm
-    curve_bytes: list[float] = field(default_factory=list)
-    curve_single: list[float] = field(default_factory=list)
 
     def averaged(self, case: Case) -> Outcome:
         """With the mean of all models at the end, which an allreduce makes."""
@@ -88,45 +84,31 @@ class Outcome:
             single=self.mean_model,
             worst=self.mean_model,
             distance=[0.0] * len(self.distance),
-            curve_bytes=[*self.curve_bytes, float(np.mean(self.bytes)) + more],
-            curve_single=[*self.curve_single, float(np.mean(self.mean_model))],
         )
 
 
 def simulate(case: Case, way: Way, lr: float) -> Outcome:
     """Train all seeds of the case; what a seed draws does not depend on `way`."""
     crowd = _Crowd(case)
-    group = max(1, way.group_size)
     gossips = [_Gossip(case, way, seed, crowd.weights_of(n)) for n, seed in enumerate(case.seeds)]
-    curve_bytes, curve_single = [], []
-
-    def together(steps: int) -> int:
-        """What collectives have sent."""
-        every = 1 if way.synchronous else way.average_every
-        return 0 if every is None else _allreduce_bytes(case, steps // every)
-
-    marks = {round(case.steps * k / case.evaluations) for k in range(1, case.evaluations + 1)}
     for step in range(1, case.steps + 1):
         rate = lr * (0.1 + 0.45 * (1 + math.cos(math.pi * step / case.steps)))
-        crowd.step(step, rate, case.ranks if way.synchronous else group)
+        crowd.step(step, rate, case.ranks if way.synchronous else way.group_size)
         if way.trigger is not None:
             for gossip in gossips:
                 gossip.step(step, rate)
         if way.average_every is not None and step % way.average_every == 0:
             crowd.average()
-        if step in marks:
-            curve_single.append(float(crowd.accuracies().mean()))
-            curve_bytes.append(float(np.mean([g.bytes for g in gossips])) + together(step))
+    every = 1 if way.synchronous else way.average_every
+    together = 0 if every is None else _allreduce_bytes(case, case.steps // every)
     accuracy = crowd.accuracies()
     outcome = Outcome(
-        bytes=[float(g.bytes + together(case.steps)) for g in gossips],
+        bytes=[float(g.bytes + together) for g in gossips],
         messages=[float(g.exchanges) for g in gossips],
         single=accuracy.mean(1).tolist(),
         worst=accuracy.amin(1).tolist(),
         mean_model=crowd.accuracy_of_means().tolist(),
         distance=crowd.distances().tolist(),
-        curve_bytes=curve_bytes,
-        curve_single=curve_single,
     )
     return outcome.averaged(case) if way.final_average else outcome
 
@@ -141,11 +123,10 @@ class _Gossip:
 
     def __init__(self, case: Case, way: Way, seed: int, weights: Tensor) -> None:
         self._weights, self._way = weights, way
-        self._ranks = range(0, case.ranks, max(1, way.group_size))
+        self._ranks = range(0, case.ranks, way.group_size)
         self._random = np.random.default_rng([seed, 7])
         self._topology = Topology(way.topology, len(self._ranks), seed)
         self._turns = [0] * len(self._ranks)
-        self._silent = [0] * len(self._ranks)
         self.exchanges = self.bytes = 0
         self._rows = [[weights[rank]] for rank in self._ranks]
         self._triggers = []
@@ -158,10 +139,7 @@ class _Gossip:
         paired: set[frozenset[int]] = set()
         touched: set[int] = set()
         for me in self._random.permutation(len(self._ranks)).tolist():
-            self._silent[me] += 1
-            due = self._triggers[me].step(step, self._rows[me], lr)
-            late = self._way.max_interval is not None and self._silent[me] >= self._way.max_interval
-            if not (due or late):
+            if not self._triggers[me].step(step, self._rows[me], lr):
                 continue
             peer = self._topology.choose(me, self._turns[me])
             self._turns[me] += 1
@@ -173,7 +151,6 @@ class _Gossip:
             a -= half
             b += half
             for rank in (me, peer):
-                self._silent[rank] = 0
                 self._triggers[rank].reset(self._rows[rank])
             touched |= {me, peer}
             self.exchanges += 1
@@ -196,12 +173,11 @@ class _Crowd:
         starts = []
         for n, seed in enumerate(case.seeds):
             draw = np.random.default_rng([seed, 1])
+            inputs = (PIXELS, PIXELS, HIDDEN, HIDDEN)
             first = np.concatenate(
                 [
-                    draw.uniform(-1, 1, SIZES[0]) / math.sqrt(PIXELS),
-                    draw.uniform(-1, 1, SIZES[1]) / math.sqrt(PIXELS),
-                    draw.uniform(-1, 1, SIZES[2]) / math.sqrt(HIDDEN),
-                    draw.uniform(-1, 1, SIZES[3]) / math.sqrt(HIDDEN),
+                    draw.uniform(-1, 1, n) / math.sqrt(of)
+                    for n, of in zip(SIZES, inputs, strict=True)
                 ]
             )
             starts += [torch.tensor(first, dtype=torch.float32)] * case.ranks

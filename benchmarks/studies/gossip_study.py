@@ -1,9 +1,8 @@
 """How well models learn that gossip, for how many bytes: the statistical half of gossip.py.
 
-Owns the candidates, the choice of learning rates and the comparison over seeds. All candidates of
-a case see the same data in the same order. Each has the learning rate that was best for it on other
-seeds, trained on a part of the training images and scored on the rest of them: no test image has a
-say. The ranks are simulated (gossip_simulation.py).
+All candidates of a case see the same data in the same order. Each has the learning rate that was
+best for it on other seeds, trained on a part of the training images and scored on the rest of them:
+no test image has a say. The ranks are simulated (gossip_simulation.py).
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def study(
 ) -> Iterator[dict[str, Any]]:
     """Rows of results, one per candidate, as they come."""
     name = f"{case.shards}/p{case.ranks}"
-    tuning = replace(case, seeds=TUNING_SEEDS, evaluations=1, tuning=True)
+    tuning = replace(case, seeds=TUNING_SEEDS, tuning=True)
     known: dict[tuple[Case, Way, float], Outcome] = {}
 
     def run(on: Case, way: Way, lr: float) -> Outcome:
@@ -146,10 +145,6 @@ def _row(case: str, way: Way, lr: float, found: Outcome) -> dict[str, Any]:
         "exchanges": statistics.mean(found.messages),
         "distance": round(statistics.mean(found.distance), 5),
         "seeds": {key: [round(v, 4) for v in values] for key, values in by_seed.items()},
-        "curve": {
-            "mbytes": [round(value / 1e6, 4) for value in found.curve_bytes],
-            "single": [round(value, 2) for value in found.curve_single],
-        },
     }
 
 
@@ -200,8 +195,7 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     that a budget is ahead of others of as many bytes.
     """
     found: dict[str, float] = {}
-    for case in dict.fromkeys(row["case"] for row in results):
-        rows = [row for row in results if row["case"] == case]
+    for (case,), rows in report.grouped(results, "case").items():
         by_name = {row["candidate"]: row for row in rows}
         for every in ("every-step", "every-step-random", "every-step-bf16"):
             suffix = every.removeprefix("every-step").replace("-", "_")

@@ -1,57 +1,35 @@
 """Who reads: hsgd.io, its peers, and the limits; each a generator of batches as torch tensors.
 
-Owns the candidates of io_throughput.py, of which io_peers.py has those with loaders of their own.
-Every one delivers uint8 tensors (samples, sample_bytes) of the samples of one rank; the limits
-deliver bytes without samples. Never takes the time.
+Those with loaders of their own are in io_peers.py. Every one delivers uint8 tensors (samples,
+sample_bytes) of the samples of one rank; the limits deliver bytes without samples.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import h5py
 import numpy as np
+import torch
 from hsgd.io import PartitionedLoader, ReadOptions
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from studies import io_peers
-from studies.io_files import BATCH, PACKAGE_OF_FILES, READ_BYTES, DataSet, part
-from studies.io_packages import import_streaming
+from studies.io_files import BATCH, READ_BYTES, DataSet, part
+from studies.io_packages import Candidate, import_streaming
 
-__all__ = ["CANDIDATES", "MEMORY_LIMIT", "Candidate", "fio_rate"]
+__all__ = ["CANDIDATES", "fio_rate"]
 
-MEMORY_LIMIT = 64 << 20  # of the candidate that keeps to one
 _RING_BYTES = 128 << 20
 
 Batches = Iterator[Any]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to read. order: block (shuffled) or in-order; files: what it reads (io_files).
-    variant: "" or what else is the same for those that are compared; package: what reading needs
-    besides what the files do (io_packages).
-    """
-
-    name: str
-    label: str
-    kind: str  # hsgd, peer or limit
-    order: str
-    files: str
-    read: Callable[[DataSet, int, int, int], Batches]  # data, rank, ranks, epoch
-    quick: bool = True  # part of --quick
-    variant: str = ""
-    package: str = ""
-
-    def packages(self) -> set[str]:
-        """What cannot be missing for this one."""
-        return {self.package, PACKAGE_OF_FILES.get(self.files, "")} - {""}
 
 
 _loaders: dict[tuple[Any, ...], PartitionedLoader] = {}
@@ -64,8 +42,6 @@ def _hsgd(
         key = (data.folder, kind, shuffle, rank, ranks, how)
         if key not in _loaders:
             batch = min(BATCH, max(1, data.count // ranks))
-            if how is not None and how.memory_limit:  # some batches have to fit besides the windows
-                batch = max(1, min(batch, how.window_bytes // 4 // data.sample_bytes))
             path = data.folder / kind
             _loaders[key] = PartitionedLoader(
                 path, batch, rank, ranks, shuffle, read=how or ReadOptions()
@@ -80,10 +56,7 @@ def _h5py(
     take: Callable[[h5py.Dataset, Any], np.ndarray], kind: str = "one.h5"
 ) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        import torch
-
-        start, stop = part(data.count, rank, ranks)
-        order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
+        order = io_peers.shuffled(data.count, rank, ranks, epoch)
         with _opened(data, kind) as file:
             dataset = file["data"]
             for low in range(0, len(order), BATCH):
@@ -103,14 +76,8 @@ def _sorted_selection(dataset: h5py.Dataset, rows: Any) -> np.ndarray:
 
 def _memmap(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Random batches of rows as raw bytes, copied out of the page cache by the loop itself."""
-    import torch
-
-    start, stop = part(data.count, rank, ranks)
-    order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
-    with _opened(data, "one.h5") as file:
-        offset = file["data"].id.get_offset()
-    shape = (data.count, data.sample_bytes)
-    rows = np.memmap(data.folder / "one.h5", np.uint8, "r", offset, shape)
+    order = io_peers.shuffled(data.count, rank, ranks, epoch)
+    rows = io_peers.mapped(data)
     for low in range(0, len(order), BATCH):
         yield torch.from_numpy(rows[order[low : low + BATCH]])
 
@@ -123,10 +90,8 @@ def _opened(data: DataSet, kind: str) -> h5py.File:
 
 def _h5py_slabs(kind: str) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        import torch
-
         start, stop = part(data.count, rank, ranks)
-        rows = max(BATCH, READ_BYTES // data.sample_bytes // BATCH * BATCH)
+        rows = io_peers.rows_per_read(data)
         with _opened(data, kind) as file:
             dataset = file["data"]
             for low in range(start, stop, rows):
@@ -138,9 +103,6 @@ def _h5py_slabs(kind: str) -> Callable[[DataSet, int, int, int], Batches]:
 
 def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        import torch
-        from torch.utils.data import DataLoader, Dataset, Subset
-
         class Rows(Dataset[Any]):
             rows: h5py.Dataset | None = None
 
@@ -164,46 +126,25 @@ def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
 
 
 def _webdataset(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    import torch
     import webdataset
 
     shards = [str(path) for path in data.files("tar")]
     own = shards[rank::ranks] or shards[:1]
     stream = webdataset.WebDataset(own, shardshuffle=False, empty_check=False).shuffle(1000)
-    rows = []
-    for sample in stream:
-        rows.append(np.frombuffer(sample["bin"], np.uint8))
-        if len(rows) == BATCH:
-            yield torch.from_numpy(np.stack(rows))
-            rows = []
+    yield from _in_batches(np.frombuffer(sample["bin"], np.uint8) for sample in stream)
 
 
 def _streaming(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    import torch
-
     stream = import_streaming().StreamingDataset(
         local=str(data.folder / "mds"), shuffle=True, batch_size=BATCH
     )
-    rows = []
-    for sample in stream:
-        rows.append(np.frombuffer(sample["x"], np.uint8))
-        if len(rows) == BATCH:
-            yield torch.from_numpy(np.stack(rows))
-            rows = []
+    yield from _in_batches(np.frombuffer(sample["x"], np.uint8) for sample in stream)
 
 
-def _ffcv(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    """As its documentation has it; it was not there to be tried."""
-    from ffcv.fields.bytes import BytesDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import ToTensor
-
-    stream = Loader(
-        str(data.folder / "beton"), BATCH, num_workers=1, os_cache=True, order=OrderOption.RANDOM,
-        seed=epoch, indices=np.arange(*part(data.count, rank, ranks)), drop_last=False,
-        pipelines={"x": [BytesDecoder(), ToTensor()]},
-    )  # fmt: skip
-    return (batch for batch, *_ in stream)
+def _in_batches(rows: Iterator[np.ndarray]) -> Batches:
+    """Whole batches of single rows."""
+    while len(batch := list(itertools.islice(rows, BATCH))) == BATCH:
+        yield torch.from_numpy(np.stack(batch))
 
 
 _rings: dict[str, mmap.mmap] = {}
@@ -211,8 +152,6 @@ _rings: dict[str, mmap.mmap] = {}
 
 def _preadv(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """The slabs of this rank into a ring as large as that of hsgd.io, without samples."""
-    import torch
-
     if "ring" not in _rings:
         _rings["ring"] = mmap.mmap(-1, _RING_BYTES)
         _rings["ring"].madvise(mmap.MADV_HUGEPAGE)
@@ -252,13 +191,9 @@ def fio_rate(data: DataSet) -> float | None:
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
-_LIMITED = ReadOptions(memory_limit=MEMORY_LIMIT, window_bytes=16 << 20, threads=2)
-
 CANDIDATES = (
     Candidate("hsgd", "hsgd.io", "hsgd", "block", "slabs", _hsgd("block")),
     Candidate("hsgd-order", "hsgd.io in order", "hsgd", "in-order", "slabs", _hsgd("none")),
-    Candidate("hsgd-limited", "hsgd.io, limited", "hsgd", "block", "slabs",
-              _hsgd("block", how=_LIMITED), False, "limited"),
     Candidate("hsgd-mapped", "hsgd.io, mapped", "hsgd", "in-order", "one.h5",
               _hsgd("none", "one.h5", ReadOptions(mapped=True)), True, "mapped"),
     Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py(_one_by_one)),
@@ -269,32 +204,32 @@ CANDIDATES = (
     Candidate("loader-2", "DataLoader 2", "peer", "block", "one.h5", _data_loader(2), False),
     Candidate("webdataset", "WebDataset", "peer", "block", "tar", _webdataset),
     Candidate("streaming", "Streaming", "peer", "block", "mds", _streaming),
-    Candidate("ffcv", "FFCV", "peer", "block", "beton", _ffcv),
     Candidate("pyfive-fancy", "pyfive fancy", "peer", "block", "one.h5",
-              io_peers.pyfive_fancy, False, package="pyfive"),
+              io_peers.pyfive_fancy, False, packages=("pyfive",)),
     Candidate("h5coro-rows", "h5coro rows", "peer", "block", "chunked.h5",
-              io_peers.h5coro_rows, False, package="h5coro"),
+              io_peers.h5coro_rows, False, packages=("h5coro",)),
     Candidate("litdata", "LitData", "peer", "block", "litdata",
               io_peers.litdata_stream(0, True), False),
     Candidate("litdata-2", "LitData, 2 workers", "peer", "block", "litdata",
               io_peers.litdata_stream(2, True), False),
-    Candidate("spdl", "SPDL", "peer", "block", "one.h5", io_peers.spdl_rows, False, package="spdl"),
+    Candidate("spdl", "SPDL", "peer", "block", "one.h5",
+              io_peers.spdl_rows, False, packages=("spdl",)),
     Candidate("grain", "Grain", "peer", "block", "one.h5",
-              io_peers.grain_batches, False, package="grain"),
+              io_peers.grain_batches, False, packages=("grain",)),
     Candidate("grain-records", "Grain, ArrayRecord", "peer", "block", "records",
               io_peers.grain_records, False),
     Candidate("tensorstore", "TensorStore", "peer", "block", "zarr-rows",
               io_peers.tensorstore_rows, False),
     Candidate("pyfive-slabs", "pyfive slabs", "peer", "in-order", "one.h5",
-              io_peers.pyfive_slabs, False, package="pyfive"),
+              io_peers.pyfive_slabs, False, packages=("pyfive",)),
     Candidate("h5coro-slabs", "h5coro slabs", "peer", "in-order", "chunked.h5",
-              io_peers.h5coro_slabs, False, package="h5coro"),
+              io_peers.h5coro_slabs, False, packages=("h5coro",)),
     Candidate("litdata-order", "LitData in order", "peer", "in-order", "litdata",
               io_peers.litdata_stream(0, False), False),
     Candidate("spdl-slabs", "SPDL slabs", "peer", "in-order", "one.h5",
-              io_peers.spdl_slabs, False, package="spdl"),
+              io_peers.spdl_slabs, False, packages=("spdl",)),
     Candidate("grain-slabs", "Grain slabs", "peer", "in-order", "one.h5",
-              io_peers.grain_slabs, False, package="grain"),
+              io_peers.grain_slabs, False, packages=("grain",)),
     Candidate("tensorstore-slabs", "TensorStore slabs", "peer", "in-order", "zarr",
               io_peers.tensorstore_slabs, False),
     Candidate("h5py-slabs", "h5py slabs", "peer", "in-order", "one.h5", _h5py_slabs("one.h5")),

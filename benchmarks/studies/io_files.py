@@ -1,8 +1,7 @@
 """The same samples as files of every candidate: slabs, HDF5, tar, MDS, Zarr and others' own.
 
-Owns what is written, and where it begins and ends in the page cache. Never measures. A sample is
-`sample_bytes` bytes, the first eight its number, the others random from 0 to 15: half of them can
-be saved by compression.
+A sample is `sample_bytes` bytes, the first eight its number, the others random from 0 to 15: half
+of them can be saved by compression.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import functools
 import os
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +25,7 @@ from studies.io_packages import import_streaming
 
 __all__ = [
     "BATCH",
-    "PACKAGE_OF_FILES",
+    "LITDATA_ROWS",
     "READ_BYTES",
     "SMALL",
     "DataSet",
@@ -34,7 +33,10 @@ __all__ = [
     "drop_caches",
     "make",
     "part",
+    "rows_of_one",
     "warm",
+    "write_litdata",
+    "write_mds",
     "zarr_specification",
 ]
 
@@ -42,20 +44,9 @@ BATCH = 64
 READ_BYTES = 4 << 20  # of peers that read many rows at once
 _BLOCK_BYTES = 32 << 20
 _SHARD_BYTES = 64 << 20
-PACKAGE_OF_FILES = {  # that files of a kind need
-    "tar": "webdataset",
-    "mds": "streaming",
-    "beton": "ffcv",
-    "packed": "hdf5plugin",
-    "packed.h5": "hdf5plugin",
-    "litdata": "litdata",
-    "records": "grain",
-    "zarr": "tensorstore",
-    "zarr-rows": "tensorstore",
-}
 _CHUNK_BYTES = 1 << 20
 _ZARR_BYTES = 256 << 10  # of a chunk that is read for single samples
-_LITDATA_ROWS = 512
+LITDATA_ROWS = 512
 SMALL = frozenset(  # kinds that hold a part of the samples
     {"tar", "mds", "litdata", "records", "zarr-rows", "chunked.h5"}
 )
@@ -65,8 +56,8 @@ _DROP = Path("/proc/sys/vm/drop_caches")
 
 @dataclass(frozen=True)
 class DataSet:
-    """`count` samples of `sample_bytes` in `folder`: slabs/, one.h5, tar/, mds/, beton, litdata/,
-    records, zarr/, zarr-rows/, chunked.h5, and compressed packed/ and packed.h5, as were made.
+    """`count` samples of `sample_bytes` in `folder`: slabs/, one.h5, tar/, mds/, litdata/, records,
+    zarr/, zarr-rows/, chunked.h5, and compressed packed/ and packed.h5, as were made.
     """
 
     folder: Path
@@ -159,12 +150,41 @@ def _write_tar(folder: Path, data: DataSet) -> None:
                 number += 1
 
 
-def _write_mds(folder: Path, data: DataSet) -> None:
+def write_mds(folder: Path, columns: dict[str, str], samples: Iterable[dict[str, Any]]) -> None:
+    """Streaming's format; shards of 64 MiB, as it does by itself."""
     writer_type = import_streaming().MDSWriter
-    with writer_type(out=str(folder), columns={"x": "bytes"}, size_limit=_SHARD_BYTES) as writer:
-        for block in _blocks(data, _small_count(data)):
-            for row in block:
-                writer.write({"x": row.tobytes()})
+    with writer_type(out=str(folder), columns=columns, size_limit=_SHARD_BYTES) as writer:
+        for sample in samples:
+            writer.write(sample)
+
+
+def write_litdata(
+    folder: Path, produce: Callable[[Any], Any], inputs: list[Any], **options: Any
+) -> None:
+    """What `produce` yields for each input, in LitData's format, by a process that it starts; in
+    chunks of 64 MB, unless `options` say others.
+    """
+    import litdata
+
+    options = options or {"chunk_bytes": "64MB"}
+    with contextlib.redirect_stdout(sys.stderr):
+        litdata.optimize(
+            produce, inputs, str(folder), num_workers=1, reorder_files=False, **options
+        )
+
+
+def rows_of_one(path: str, count: int, low: int) -> Iterator[Any]:
+    """Rows of an HDF5 file below `count`, as tensors: LITDATA_ROWS from `low` on."""
+    import torch
+
+    with h5py.File(path, "r") as file:
+        for row in file["data"][low : min(low + LITDATA_ROWS, count)]:
+            yield torch.from_numpy(row)
+
+
+def _write_mds(folder: Path, data: DataSet) -> None:
+    rows = (row for block in _blocks(data, _small_count(data)) for row in block)
+    write_mds(folder, {"x": "bytes"}, ({"x": row.tobytes()} for row in rows))
 
 
 def _write_packed(path: Path, data: DataSet) -> None:
@@ -181,24 +201,6 @@ def _write_chunked(path: Path, data: DataSet) -> None:
     _write_one(path, replace(data, count=_small_count(data)), chunks=(rows, data.sample_bytes))
 
 
-def _write_beton(path: Path, data: DataSet) -> None:
-    from ffcv.fields import BytesField
-    from ffcv.writer import DatasetWriter
-
-    class Rows:
-        file: h5py.File | None = None
-
-        def __len__(self) -> int:
-            return data.count
-
-        def __getitem__(self, row: int) -> tuple[np.ndarray]:
-            if self.file is None:  # each worker opens it for itself
-                self.file = h5py.File(data.folder / "one.h5", "r")
-            return (self.file["data"][row],)
-
-    DatasetWriter(str(path), {"x": BytesField()}, num_workers=1).from_indexed_dataset(Rows())
-
-
 def _write_records(path: Path, data: DataSet) -> None:
     """A record per group, without compression: what random access is advised to have."""
     from array_record.python.array_record_module import ArrayRecordWriter
@@ -211,24 +213,9 @@ def _write_records(path: Path, data: DataSet) -> None:
 
 
 def _write_litdata(folder: Path, data: DataSet) -> None:
-    """Chunks of 64 MB, by a process that LitData starts."""
-    import litdata
-
     count = _small_count(data)
-    rows = functools.partial(_rows_of_one, str(data.folder / "one.h5"), count)
-    with contextlib.redirect_stdout(sys.stderr):
-        litdata.optimize(
-            rows, list(range(0, count, _LITDATA_ROWS)), str(folder), chunk_bytes="64MB",
-            num_workers=1, reorder_files=False,
-        )  # fmt: skip
-
-
-def _rows_of_one(path: str, count: int, low: int) -> Iterator[Any]:
-    import torch
-
-    with h5py.File(path, "r") as file:
-        for row in file["data"][low : min(low + _LITDATA_ROWS, count)]:
-            yield torch.from_numpy(row)
+    rows = functools.partial(rows_of_one, str(data.folder / "one.h5"), count)
+    write_litdata(folder, rows, list(range(0, count, LITDATA_ROWS)))
 
 
 def zarr_specification(folder: Path) -> dict[str, Any]:
@@ -261,22 +248,13 @@ def _write_zarr(folder: Path, data: DataSet, chunk_bytes: int, count: int) -> No
         low += len(block)
 
 
-def _write_large_chunks(folder: Path, data: DataSet) -> None:
-    _write_zarr(folder, data, READ_BYTES, data.count)
-
-
-def _write_small_chunks(folder: Path, data: DataSet) -> None:
-    _write_zarr(folder, data, _ZARR_BYTES, _small_count(data))
-
-
 _WRITERS: dict[str, Callable[[Path, DataSet], None]] = {
     "tar": _write_tar,
     "mds": _write_mds,
-    "beton": _write_beton,
     "packed.h5": _write_packed,
     "chunked.h5": _write_chunked,
     "records": _write_records,
     "litdata": _write_litdata,
-    "zarr": _write_large_chunks,
-    "zarr-rows": _write_small_chunks,
+    "zarr": lambda folder, data: _write_zarr(folder, data, READ_BYTES, data.count),
+    "zarr-rows": lambda folder, data: _write_zarr(folder, data, _ZARR_BYTES, _small_count(data)),
 }

@@ -1,8 +1,7 @@
 """The packages of the peers of hsgd.io: what they need, where they come from, whether they work.
 
-Owns what pip puts, once, into a folder of hsgd's cache for each package that the environment does
-not have: what is named here and nothing that it asks for besides, so torch and NumPy stay those
-that are here. Never changes the environment that benchmarks run in.
+Pip puts, once, into a folder of hsgd's cache for each package that the environment does not have
+what is named here and nothing that it asks for besides, so torch and NumPy stay what they are.
 """
 
 from __future__ import annotations
@@ -13,13 +12,63 @@ import importlib
 import importlib.util
 import site
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from harness import installing
 
-__all__ = ["PACKAGES", "Package", "import_streaming", "reason_against"]
+__all__ = [
+    "PACKAGES",
+    "Candidate",
+    "Package",
+    "import_streaming",
+    "leave_out",
+    "reason_against",
+    "usable",
+]
+
+
+PACKAGE_OF_FILES = {  # that files of a kind need
+    "tar": "webdataset",
+    "mds": "streaming",
+    "packed": "hdf5plugin",
+    "packed.h5": "hdf5plugin",
+    "litdata": "litdata",
+    "records": "grain",
+    "zarr": "tensorstore",
+    "zarr-rows": "tensorstore",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to read. order: block (shuffled) or in-order; files: what it reads (io_files,
+    image_files). variant: "" or what else is the same for those that are compared; packages: what
+    reading needs besides what the files do.
+    """
+
+    name: str
+    label: str
+    kind: str  # hsgd, peer or limit
+    order: str
+    files: str
+    read: Callable[..., Iterator[Any]]
+    quick: bool = True  # part of --quick
+    variant: str = ""
+    packages: tuple[str, ...] = ()
+
+    def needs(self) -> set[str]:
+        """Packages that cannot be missing."""
+        return {*self.packages, PACKAGE_OF_FILES.get(self.files, "")} - {""}
+
+
+def usable(chosen: Sequence[Candidate], install: bool, left_out: dict[str, str]) -> list[Candidate]:
+    """Those that can read here; packages that the others need go to `left_out`, with the reason."""
+    # torchvision before streaming, which may replace it
+    leave_out(sorted({p for each in chosen for p in each.needs()})[::-1], install, left_out)
+    return [candidate for candidate in chosen if not candidate.needs() & left_out.keys()]
 
 
 @dataclass(frozen=True)
@@ -33,7 +82,6 @@ class Package:
 
 
 PACKAGES = {
-    "ffcv": Package(("ffcv",)),  # it comes as source, for OpenCV and Numba
     "grain": Package(
         ("grain", "array_record.python.array_record_module"),
         ("grain==0.2.18", "array_record==0.8.6", "absl-py", "cloudpickle", "etils", "portpicker",
@@ -89,6 +137,14 @@ def reason_against(name: str, install: bool = False) -> str:
     return reason
 
 
+def leave_out(names: Iterable[str], install: bool, left_out: dict[str, str]) -> None:
+    """Put packages that cannot be used into `left_out`, with the reason, and tell it."""
+    for name in names:
+        if reason := reason_against(name, install):
+            left_out[name] = reason
+            print(f"left out: {name} ({reason})", file=sys.stderr)
+
+
 def _import(package: Package) -> str:
     try:
         for module in package.modules:
@@ -107,9 +163,8 @@ def _fetch(name: str, package: Package, install: bool) -> None:
     with installing.made_once(f"{name}-{tag}", install) as (folder, missing):
         if missing:
             print(f"installing {name}, once, into {folder}", file=sys.stderr)
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
-            pip += ["--quiet", "--no-deps", "--target", str(folder)]
-            installing.run(name, [*pip, *package.requirements])
+            words = ["install", "--quiet", "--no-deps", "--target", str(folder)]
+            installing.pip(name, [*words, *package.requirements])
     site.addsitedir(str(folder))
 
 

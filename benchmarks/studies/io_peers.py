@@ -1,8 +1,6 @@
 """How LitData, Grain, SPDL, TensorStore, pyfive and h5coro read, each as its documentation has it.
 
-Owns one reader for each, a generator of batches as torch tensors, and what stays open between two
-turns. Where a package leaves the choice (threads, processes, rows per read), it is what was fastest
-here. Never takes the time.
+Where a package leaves the choice (threads, processes, rows per read), it is what was fastest here.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 
 from studies.io_files import BATCH, READ_BYTES, DataSet, part, zarr_specification
 
@@ -25,8 +24,11 @@ __all__ = [
     "h5coro_rows",
     "h5coro_slabs",
     "litdata_stream",
+    "mapped",
     "pyfive_fancy",
     "pyfive_slabs",
+    "rows_per_read",
+    "shuffled",
     "spdl_rows",
     "spdl_slabs",
     "tensorstore_rows",
@@ -42,16 +44,18 @@ Batches = Iterator[Any]
 _kept: dict[tuple[Any, ...], Any] = {}
 
 
-def _order(count: int, rank: int, ranks: int, epoch: int) -> np.ndarray:
+def shuffled(count: int, rank: int, ranks: int, epoch: int) -> np.ndarray:
     """The rows of this rank, shuffled."""
     return np.random.default_rng(epoch).permutation(np.arange(*part(count, rank, ranks)))
 
 
-def _rows_per_read(data: DataSet) -> int:
+def rows_per_read(data: DataSet) -> int:
+    """Of peers that read many at once."""
     return max(BATCH, READ_BYTES // data.sample_bytes // BATCH * BATCH)
 
 
-def _mapped(data: DataSet) -> np.memmap[Any, Any]:
+def mapped(data: DataSet) -> np.memmap[Any, Any]:
+    """The rows of one.h5 as they lie in the file."""
     with h5py.File(data.folder / "one.h5", "r") as file:
         offset = file["data"].id.get_offset()
     shape = (data.count, data.sample_bytes)
@@ -61,9 +65,8 @@ def _mapped(data: DataSet) -> np.memmap[Any, Any]:
 def pyfive_fancy(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Batches of sorted rows."""
     import pyfive
-    import torch
 
-    order = _order(data.count, rank, ranks, epoch)
+    order = shuffled(data.count, rank, ranks, epoch)
     with pyfive.File(data.folder / "one.h5") as file:
         dataset = file["data"]
         for low in range(0, len(order), BATCH):
@@ -73,10 +76,9 @@ def pyfive_fancy(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 def pyfive_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Views of the mapped file: pyfive copies nothing where rows lie one after another."""
     import pyfive
-    import torch
 
     start, stop = part(data.count, rank, ranks)
-    rows = _rows_per_read(data)
+    rows = rows_per_read(data)
     with pyfive.File(data.folder / "one.h5") as file:
         dataset = file["data"]
         for low in range(start, stop, rows):
@@ -104,10 +106,8 @@ def _h5coro_reader(data: DataSet) -> tuple[Callable[[int, int], np.ndarray], int
 
 def h5coro_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Row by row: one read has one range of a dataset."""
-    import torch
-
     read, count = _h5coro_reader(data)
-    order = _order(count, rank, ranks, epoch)
+    order = shuffled(count, rank, ranks, epoch)
     for low in range(0, len(order), BATCH):
         rows = [read(row, row + 1) for row in order[low : low + BATCH].tolist()]
         yield torch.from_numpy(np.concatenate(rows))
@@ -115,11 +115,9 @@ def h5coro_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 
 def h5coro_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Ranges of 4 MiB."""
-    import torch
-
     read, count = _h5coro_reader(data)
     start, stop = part(count, rank, ranks)
-    rows = _rows_per_read(data)
+    rows = rows_per_read(data)
     for low in range(start, stop, rows):
         yield from torch.from_numpy(read(low, min(low + rows, stop))).split(BATCH)
 
@@ -162,22 +160,18 @@ def litdata_stream(workers: int, shuffle: bool) -> Callable[[DataSet, int, int, 
 
 def spdl_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its threads copy shuffled rows out of the mapped file, some batches at a time."""
-    import torch
-
-    order = _order(data.count, rank, ranks, epoch)
-    mapped = _mapped(data)
-    rows = _rows_per_read(data)
+    order = shuffled(data.count, rank, ranks, epoch)
+    file = mapped(data)
+    rows = rows_per_read(data)
     parts = [order[low : low + rows] for low in range(0, len(order), rows)]
-    return _spdl(parts, lambda part: torch.from_numpy(mapped[part]), "completion")
+    return _spdl(parts, lambda part: torch.from_numpy(file[part]), "completion")
 
 
 def spdl_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its threads read ranges of 4 MiB around HDF5."""
-    import torch
-
     start, stop = part(data.count, rank, ranks)
-    offset = _mapped(data).offset
-    rows = _rows_per_read(data)
+    offset = mapped(data).offset
+    rows = rows_per_read(data)
     descriptor = os.open(data.folder / "one.h5", os.O_RDONLY)
 
     def read(low: int) -> Any:
@@ -207,11 +201,10 @@ def grain_batches(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     threads, as Grain advises for what lies in memory.
     """
     import grain
-    import torch
 
-    mapped = _mapped(data)
+    file = mapped(data)
     rows = grain.MapDataset.range(*part(data.count, rank, ranks)).seed(epoch).shuffle()
-    batches = rows.batch(BATCH).map(lambda indices: mapped[indices])
+    batches = rows.batch(BATCH).map(lambda indices: file[indices])
     for batch in batches.to_iter_dataset(grain.ReadOptions(0, 0)):
         yield torch.from_numpy(batch)
 
@@ -219,7 +212,6 @@ def grain_batches(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 def grain_records(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its own format, ArrayRecord, read by its threads."""
     import grain
-    import torch
 
     source = grain.sources.ArrayRecordDataSource(str(data.folder / "records"))
     own = slice(*part(len(source), rank, ranks))
@@ -232,13 +224,12 @@ def grain_records(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 def grain_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Its threads copy ranges of 4 MiB out of the mapped file."""
     import grain
-    import torch
 
     start, stop = part(data.count, rank, ranks)
-    mapped = _mapped(data)
-    rows = _rows_per_read(data)
+    file = mapped(data)
+    rows = rows_per_read(data)
     lows = grain.MapDataset.range(start, stop, rows)
-    slabs = lows.map(lambda low: np.array(mapped[low : min(low + rows, stop)]))
+    slabs = lows.map(lambda low: np.array(file[low : min(low + rows, stop)]))
     for slab in slabs.to_iter_dataset(grain.ReadOptions(_THREADS, _AHEAD)):
         yield from torch.from_numpy(slab).split(BATCH)
 
@@ -267,10 +258,8 @@ def _in_turn(futures: Iterator[Any], ahead: int) -> Batches:
 
 def tensorstore_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Shuffled rows of chunks of 256 KiB, which stay in its cache."""
-    import torch
-
     array = _zarr(data, "zarr-rows", {"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-    order = _order(array.shape[0], rank, ranks, epoch)
+    order = shuffled(array.shape[0], rank, ranks, epoch)
     batches = (order[low : low + BATCH] for low in range(0, len(order), BATCH))
     for found in _in_turn((array[rows].read() for rows in batches), _AHEAD):
         yield torch.from_numpy(found)
@@ -278,8 +267,6 @@ def tensorstore_rows(data: DataSet, rank: int, ranks: int, epoch: int) -> Batche
 
 def tensorstore_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Whole chunks of 4 MiB, by mapping their files."""
-    import torch
-
     array = _zarr(data, "zarr", {"file_io_mode": {"mode": "memmap"}})
     start, stop = part(data.count, rank, ranks)
     rows = array.chunk_layout.read_chunk.shape[0]

@@ -1,13 +1,10 @@
-"""How fast two usual kinds of records reach the loop: token streams, and tables of 39 columns.
-
-Owns the command line of `io_throughput.py --records`, the files, the readers, the turns and the
-figures. All candidates run in this process, in turns; peers are fetched by io_packages.py.
+"""How fast two usual kinds of records reach the loop: token streams, and tables of 39 columns:
+`io_throughput.py --records`. All candidates run in this process, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import importlib.util
 import statistics
@@ -21,13 +18,14 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 from hsgd.io import PartitionedLoader, convert_to_slabs
 
 from harness import report
 from harness.stopping import keeping
 from studies.io_candidates import CANDIDATES
-from studies.io_files import DataSet
-from studies.io_packages import reason_against
+from studies.io_files import DataSet, write_litdata
+from studies.io_packages import leave_out
 
 __all__ = ["main"]
 
@@ -82,24 +80,18 @@ def make_tokens(folder: Path, total_bytes: int, peers: Sequence[str]) -> None:
     documents = np.split(tokens, np.cumsum(lengths)[:-1])
     convert_to_slabs({"tokens": documents}, folder / "slabs")
     if "litdata" in peers:
-        import litdata
         from litdata.streaming.item_loader import TokensLoader
 
-        with contextlib.redirect_stdout(sys.stderr):
-            litdata.optimize(
-                functools.partial(_tokens_of, str(folder / "tokens.bin")),
-                [(low, low + (1 << 20)) for low in range(0, len(tokens), 1 << 20)],
-                str(folder / "litdata"),
-                chunk_size=(WINDOW * 16384),
-                item_loader=TokensLoader(),
-                num_workers=1,
-                reorder_files=False,
-            )
+        write_litdata(
+            folder / "litdata",
+            functools.partial(_tokens_of, str(folder / "tokens.bin")),
+            [(low, low + (1 << 20)) for low in range(0, len(tokens), 1 << 20)],
+            chunk_size=WINDOW * 16384,
+            item_loader=TokensLoader(),
+        )
 
 
 def _tokens_of(path: str, span: tuple[int, int]) -> Any:
-    import torch
-
     low, high = span
     return torch.from_numpy(np.fromfile(path, np.int32, high - low, offset=4 * low))
 
@@ -135,14 +127,7 @@ def _hsgd(kind: str, shuffle: str) -> Callable[[Path, int, int], Batches]:
         key = (folder, kind, shuffle, batch)
         if key not in _loaders:
             pack = WINDOW if kind == "tokens" else None
-            _loaders[key] = PartitionedLoader(
-                folder / "slabs",
-                batch,
-                rank=0,
-                world_size=1,
-                shuffle=shuffle,  # type: ignore[arg-type]
-                pack=pack,
-            )
+            _loaders[key] = PartitionedLoader(folder / "slabs", batch, 0, 1, shuffle, pack=pack)
         _loaders[key].set_epoch(epoch)
         names = ["tokens"] if kind == "tokens" else _COLUMNS
         for found in _loaders[key]:
@@ -162,8 +147,6 @@ def _tokens_memmap(shuffled: bool) -> Callable[[Path, int, int], Batches]:
     """Windows of one flat file, at random places where shuffled: a window is no sample there."""
 
     def read(folder: Path, batch: int, epoch: int) -> Batches:
-        import torch
-
         tokens = np.memmap(folder / "tokens.bin", np.int32, "r")
         count = len(tokens) // WINDOW
         random = np.random.default_rng(epoch)
@@ -193,8 +176,6 @@ def _litdata(shuffle: bool) -> Callable[[Path, int, int], Batches]:
 
 
 def _table_memmap(folder: Path, batch: int, epoch: int) -> Batches:
-    import torch
-
     types = {name: np.float32 if name[0] == "f" else np.int32 for name in _COLUMNS}
     columns = [np.memmap(folder / f"{name}.bin", types[name], "r") for name in _COLUMNS]
     order = np.random.default_rng(epoch).permutation(len(columns[0]))
@@ -204,8 +185,6 @@ def _table_memmap(folder: Path, batch: int, epoch: int) -> Batches:
 
 
 def _table_h5py(folder: Path, batch: int, epoch: int) -> Batches:
-    import torch
-
     with h5py.File(folder / "table.h5", "r") as file:
         columns = [file[name] for name in _COLUMNS]
         for low in range(0, len(columns[0]), _ROWS_AT_ONCE):
@@ -215,7 +194,6 @@ def _table_h5py(folder: Path, batch: int, epoch: int) -> Batches:
 
 
 def _table_parquet(folder: Path, batch: int, epoch: int) -> Batches:
-    import torch
     from pyarrow import parquet
 
     for found in parquet.ParquetFile(folder / "table.parquet").iter_batches(batch):
@@ -304,16 +282,13 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="io_throughput.py --records",
-        description="Bytes per second of token streams and of tables, to the training loop.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Bytes per second of token streams and of tables, to the training loop.", EPILOG),
+        quick="32 MB, two short turns",
+        program="io_throughput.py --records",
     )
     add = parser.add_argument
     add("--records", action="store_true", help="this benchmark")
-    add("--quick", action="store_true", help="32 MB, two short turns")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
     kinds = list(_DEFAULT_BATCHES)
     add("--kinds", nargs="+", choices=kinds, default=kinds, help="default: both")
     add("--batches", nargs="+", type=int, metavar="N", help="sizes (tokens 64 512, table 4096)")
@@ -325,22 +300,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _left_out(install: bool) -> dict[str, str]:
-    reasons = {"litdata": reason_against("litdata", install)}
+    found: dict[str, str] = {}
+    leave_out(["litdata"], install, found)
     if importlib.util.find_spec("pyarrow") is None:
-        reasons["parquet"] = "pip install 'hsgd[convert]'"
-    found = {name: reason for name, reason in reasons.items() if reason}
-    for name, reason in found.items():
-        print(f"left out: {name} ({reason})", file=sys.stderr)
+        found["parquet"] = "pip install 'hsgd[convert]'"
+        print(f"left out: parquet ({found['parquet']})", file=sys.stderr)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
-    interrupted: what had been measured is shown and written.
-    """
-    parser = _parser()
-    options = parser.parse_args(argv)
-    report.check_targets(parser, options.json)
+    """Run the command line; the exit code is 1 when nothing was measured."""
+    options = report.parse(_parser(), argv)
     total = (options.total or (_QUICK_MB if options.quick else _USUAL_MB)) << 20
     options.rounds = options.rounds or (2 if options.quick else 5)
     found = report.Measured(left_out=_left_out(options.peers))
@@ -354,14 +324,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for batch in options.batches or _DEFAULT_BATCHES[kind]:
                 measure(kind, batch, folder, options, found)
     compared = ratios(found.rows)
-    columns = {
-        "kind": "kind",
-        "batch": "batch",
-        "candidate": "candidate",
-        "order": "order",
-        "GB/s": "gb_per_s",
-        "CPU s/GB": "cpu_s_per_gb",
-    }
+    columns = {name: name for name in ("kind", "batch", "candidate", "order")}
+    columns |= {"GB/s": "gb_per_s", "CPU s/GB": "cpu_s_per_gb"}
     code = report.finish("io_records", options, found, compared, columns, stopped.code)
     print("  ".join(f"{case}: {ratio}" for case, ratio in compared.items()))
     return code

@@ -1,18 +1,14 @@
 """Accuracy against the size of the batch: SGD and LARS, each with its own tuned learning rate,
 after the same number of epochs.
 
-Owns the small classifier, the search for the learning rate, and the pairing by seed. Never times
-anything.
+Nothing is timed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,16 +53,8 @@ TUNING_SEEDS = range(1000, 1005)
 MOST_RATES = 15
 
 
-@dataclass(frozen=True)
-class Images:
-    """Rows of 64 numbers in 0..1 and their labels."""
-
-    image: torch.Tensor
-    label: torch.Tensor
-
-    def of(self, rows: torch.Tensor) -> Images:
-        """Some of them."""
-        return Images(self.image[rows], self.label[rows])
+Images = tuple[torch.Tensor, torch.Tensor]
+"""Rows of 64 numbers in 0..1 and their labels."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +70,8 @@ class TrainingPlan:
 def load() -> tuple[Images, Images]:
     """Images to learn from, and images to be judged by."""
     found = digits()
-    learn = Images(torch.from_numpy(found.image), torch.from_numpy(found.label))
-    return learn, Images(found.test_image, found.test_label)
+    learn = torch.from_numpy(found.image), torch.from_numpy(found.label)
+    return learn, (found.test_image, found.test_label)
 
 
 def train(learn: Images, judge: Images, plan: TrainingPlan, seed: int) -> float:
@@ -92,21 +80,22 @@ def train(learn: Images, judge: Images, plan: TrainingPlan, seed: int) -> float:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = OPTIMIZERS[plan.optimizer][1](list(model.parameters()), plan.lr)
-    count = len(learn.label)
+    image, label = learn
+    count = len(label)
     steps = plan.epochs * math.ceil(count / plan.batch)
     for group in optimizer.param_groups:
         group["initial_lr"] = plan.lr  # the schedule goes on after its step 0, whose rate is 0
     scheduler = WarmupPolynomialLR(optimizer, max(1, steps // 10), steps, end_lr=0.0, last_epoch=0)
     for _ in range(plan.epochs):
         for rows in torch.randperm(count, generator=draw).split(plan.batch):
-            loss = torch.nn.functional.cross_entropy(model(learn.image[rows]), learn.label[rows])
+            loss = torch.nn.functional.cross_entropy(model(image[rows]), label[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             scheduler.step()
     with torch.no_grad():
-        output = model(judge.image)
-        right = (output.argmax(1) == judge.label).float().mean()
+        output = model(judge[0])
+        right = (output.argmax(1) == judge[1]).float().mean()
         return 100 * float(right) if bool(output.isfinite().all()) else 0.0
 
 
@@ -128,13 +117,13 @@ def compare(
 ) -> None:
     """Every batch with both optimizers: rows of results, into `rows` as they come."""
     learn, judge = load()
-    part = torch.randperm(len(learn.label), generator=torch.Generator().manual_seed(0))
+    part = torch.randperm(len(learn[1]), generator=torch.Generator().manual_seed(0))
     held = len(part) // 5
-    seen, unseen = learn.of(part[held:]), learn.of(part[:held])
+    seen, unseen = ((learn[0][r], learn[1][r]) for r in (part[held:], part[:held]))
     with tqdm(total=len(batches) * len(OPTIMIZERS), unit="case", disable=None) as progress:
         for batch in batches:
             whole = batch >= len(part)
-            plan = TrainingPlan("", 0.0, len(seen.label) if whole else batch, epochs)
+            plan = TrainingPlan("", 0.0, len(seen[1]) if whole else batch, epochs)
             found: dict[str, list[float]] = {}
             both = []
             for name, (start, _) in OPTIMIZERS.items():
@@ -168,85 +157,63 @@ def _row(plan: TrainingPlan, images: int, inside: bool, values: list[float]) -> 
     }
 
 
-def plot(document: dict[str, Any], target: Path) -> None:
+def plot(document: Mapping[str, Any], target: Path) -> None:
     """Mean and worst accuracy over the batch."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for name, colour in (("sgd", "#bbbbbb"), ("lars", "#4292c6")):
-        rows = [row for row in document["results"] if row["candidate"] == name]
-        sizes = [row["batch"] for row in rows]
-        axes.plot(sizes, [row["accuracy"] for row in rows], "-o", color=colour, label=name)
-        worst = [row["worst"] for row in rows]
-        axes.plot(sizes, worst, ":", color=colour, label=f"{name}, worst seed")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.minorticks_off()
-    axes.set_xlabel(f"batch; {document['meta']['settings']['epochs']} epochs")
-    axes.set_ylabel("test accuracy, %")
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    with report.figure(target, size=(7, 4)) as ((axes,),):
+        for name, colour in (("sgd", "#bbbbbb"), ("lars", "#4292c6")):
+            rows = [row for row in document["results"] if row["candidate"] == name]
+            sizes = [row["batch"] for row in rows]
+            axes.plot(sizes, [row["accuracy"] for row in rows], "-o", color=colour, label=name)
+            worst = [row["worst"] for row in rows]
+            axes.plot(sizes, worst, ":", color=colour, label=f"{name}, worst seed")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel(f"batch; {document['meta']['settings']['epochs']} epochs")
+        axes.set_ylabel("test accuracy, %")
+        axes.legend(fontsize=8, frameon=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="lars.py --accuracy",
-        description="Compare the accuracy of SGD and LARS against the size of the batch.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *("Compare the accuracy of SGD and LARS against the size of the batch.", EPILOG),
+        quick="two batches, 3 seeds, few rates: under a minute",
+        png="plot the accuracies there",
+        program="lars.py --accuracy",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="two batches, 3 seeds, few rates: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot the accuracies there")
     add("--batches", nargs="+", type=int, metavar="N", help="default: 64 to 1024, and all images")
     add("--seeds", type=int, help="pairs (default 20)")
     add("--epochs", type=int, default=30, help="of each training (default 30)")
     add("--rates", type=int, help=f"learning rates that are tried at most (default {MOST_RATES})")
-    options = parser.parse_args(argv)
-    everything = len(load()[0].label)
+    options = report.parse(parser, argv)
+    everything = len(load()[0][1])
     chosen = [256, everything] if options.quick else [64, 128, 256, 512, 1024, everything]
     batches = [min(batch, everything) for batch in options.batches or chosen]
     seeds = options.seeds or (3 if options.quick else 20)
     rates = options.rates or (5 if options.quick else MOST_RATES)
     if min(*batches, seeds, options.epochs, rates) < 1:
         parser.error("--batches, --seeds, --epochs and --rates: 1 or more")
-    report.check_targets(parser, options.json, options.png)
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     with keeping() as stopped:
         compare(batches, seeds, options.epochs, rates, rows)
     settings = {"seeds": seeds, "epochs": options.epochs, "rates": rates, **SHARED}
-    document = {
-        "meta": {
-            **report.facts("large_batch"),
-            "settings": settings,
-            "interrupted": bool(stopped.code),
-        },
-        "ratios": {f"difference/{r['batch']}": r["difference"] for r in rows if "difference" in r},
-        "failures": [
-            f"batch {row['batch']}, {row['candidate']}: the best learning rate, {row['lr']:g}, is "
-            "the last that was tried"
-            for row in rows
-            if not row["lr_has_worse_neighbours"]
-        ],
-        "results": rows,
-    }
-    _show(document)
-    if options.json:
-        report.write_json(options.json, json.loads(json.dumps(document)))
-    if options.png and rows:
-        plot(document, options.png)
+    failures = [
+        f"batch {row['batch']}, {row['candidate']}: the best learning rate, {row['lr']:g}, is the "
+        "last that was tried"
+        for row in rows
+        if not row["lr_has_worse_neighbours"]
+    ]
+    ratios = {f"difference/{r['batch']}": r["difference"] for r in rows if "difference" in r}
+    document = report.document("large_batch", settings, ratios, rows, failures, stopped.code)
+    report.publish(options, document, table(document), plot)
     return stopped.code
 
 
-def _show(document: dict[str, Any]) -> None:
+def table(document: Mapping[str, Any]) -> str:
+    """A line for each batch."""
     lines = []
     rows = document["results"]
     for sgd, lars in zip(rows[::2], rows[1::2], strict=True):
@@ -260,7 +227,5 @@ def _show(document: dict[str, Any]) -> None:
             ]
         )
     header = ["batch", "steps", "SGD (worst)", "LARS (worst)", "LARS - SGD", "lr of SGD", "of LARS"]
-    print(f"test accuracy, %, mean over {document['meta']['settings']['seeds']} seeds")
-    print(report.table(header, lines))
-    for line in document["failures"]:
-        print(line, file=sys.stderr)
+    seeds = document["meta"]["settings"]["seeds"]
+    return f"test accuracy, %, mean over {seeds} seeds\n" + report.table(header, lines)

@@ -1,20 +1,19 @@
-"""The constants of `hsgd plan`, fitted to measured allreduces.
-
-Owns the fit and the check on layouts that the fit has not seen. Never measures.
-"""
+"""The constants of `hsgd plan`, fitted to measured allreduces, and checked on unseen layouts."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hsgd.config import Config
 from hsgd.tools.plan.calibration import Calibration
 from hsgd.tools.plan.model import Cluster, predict_allreduce
 
-__all__ = ["Measured", "Residual", "fit", "residuals"]
+__all__ = ["Measured", "Residual", "descend", "fit", "residuals"]
 
 _START = Calibration(15.0, 3.0, 20.0, 0.9, 8.0, 1.0, 1.0, 1.0, 1.0, "")
 _FITTED = (
@@ -27,6 +26,7 @@ _FITTED = (
     "local_us",
 )
 _LATENCY_OF_MESSAGES = 4.0  # a message arrives later than its sender is busy with it
+_Constants = TypeVar("_Constants")
 _FACTORS = (2.0, 1.4, 1.15, 1.05, 1.015, 1.005)
 
 
@@ -70,23 +70,31 @@ def _error(cases: Sequence[Measured], constants: Calibration) -> float:
     return drawn + sum(math.log(error) ** 2 for error in errors)
 
 
-def _fit(cases: Sequence[Measured]) -> Calibration:
-    """Coordinate descent on the logarithms of the constants."""
-    best, error = _START, _error(cases, _START)
+def descend(
+    best: _Constants,
+    names: Sequence[str],
+    error_of: Callable[[_Constants], float],
+    is_allowed: Callable[[_Constants], bool],
+) -> _Constants:
+    """Coordinate descent on the logarithms of some fields of a dataclass, from `best` on."""
+    error = error_of(best)
     for factor in _FACTORS:
         improved = True
         while improved:
             improved = False
-            for name in _FITTED:
-                for scale in (factor, 1 / factor):
-                    value = getattr(best, name) * scale
-                    if name == "efficiency" and value > 1:
-                        continue
-                    tried = dataclasses.replace(best, **{name: value})
-                    now = _error(cases, tried)
-                    if now < error * (1 - 1e-9):
-                        best, error, improved = tried, now, True
+            for name, scale in itertools.product(names, (factor, 1 / factor)):
+                tried = dataclasses.replace(best, **{name: getattr(best, name) * scale})
+                now = error_of(tried) if is_allowed(tried) else math.inf
+                if now < error * (1 - 1e-9):
+                    best, error, improved = tried, now, True
     return best
+
+
+def _fit(cases: Sequence[Measured]) -> Calibration:
+    return descend(
+        *(_START, _FITTED, lambda tried: _error(cases, tried)),
+        is_allowed=lambda tried: tried.efficiency <= 1,
+    )
 
 
 def residuals(cases: Sequence[Measured]) -> list[Residual]:

@@ -1,33 +1,24 @@
-"""What faults cost a training, from the notes of its ranks: pure.
-
-Owns the arithmetic: when survivors computed again, how many steps they did again, and what it took
-to take a new rank in. Never starts a job.
+"""What faults cost a training, from the notes of its ranks: when survivors computed again, how many
+steps they did again, and what it took to take a new rank in.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import report
 from studies.recovery_jobs import Fault, RankNotes
 
-__all__ = ["costs_of_faults", "costs_of_joins", "pace", "percentile", "plot", "ratios", "tables"]
+__all__ = ["costs_of_faults", "costs_of_joins", "pace", "plot", "ratios", "tables"]
 
 KINDS = {"kill": "a rank is killed", "stop": "a rank stands still", "node": "a node is lost"}
+Rows = Sequence[Mapping[str, Any]]
+Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 SCORES = {"digits": "test images right, %", "gpt": "test loss, nats per character"}
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """By linear interpolation; at least one value."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _worlds(notes: Sequence[RankNotes]) -> dict[int, list[tuple[RankNotes, float, float, int]]]:
@@ -106,30 +97,25 @@ def lost_s(row: Mapping[str, Any]) -> list[float]:
     return [each["recovered_s"] + each["steps_again"] * row["step_s"] for each in row["overcome"]]
 
 
-def _case(rows: Sequence[Mapping[str, Any]], task: str, layout: str) -> list[Mapping[str, Any]]:
-    return [row for row in rows if (row["task"], row["layout"]) == (task, layout)]
-
-
-def _pairs(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Disturbed and undisturbed trainings of the same seed."""
+def _cases(rows: Rows) -> Iterator[tuple[str, str, Rows, Pairs]]:
+    """Tasks and layouts, their disturbed trainings, and those that have an undisturbed one of the
+    same seed, with it.
+    """
     plain = {(r["task"], r["seed"]): r for r in rows if r["candidate"] == "undisturbed"}
-    return [
-        (row, plain[row["task"], row["seed"]])
-        for row in rows
-        if row["candidate"] == "disturbed" and (row["task"], row["seed"]) in plain
-    ]
+    disturbed = [row for row in rows if row["candidate"] == "disturbed"]
+    for (task, layout), here in report.grouped(disturbed, "task", "layout").items():
+        pairs = [(row, plain[task, row["seed"]]) for row in here if (task, row["seed"]) in plain]
+        yield task, layout, here, pairs
 
 
-def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def ratios(rows: Rows) -> dict[str, float]:
     """difference: score less that of the undisturbed training of the same seed, the mean.
     vs_undisturbed/time: time of the undisturbed one over that of the disturbed one, of all.
     lost_s: per fault. overcome: the share of faults.
     """
     found: dict[str, float] = {}
-    disturbed = [row for row in rows if row["candidate"] == "disturbed"]
-    for task, layout in dict.fromkeys((row["task"], row["layout"]) for row in disturbed):
-        case, here = f"{task}/{layout}", _case(disturbed, task, layout)
-        pairs = [p for p in _pairs(rows) if (p[0]["task"], p[0]["layout"]) == (task, layout)]
+    for task, layout, here, pairs in _cases(rows):
+        case = f"{task}/{layout}"
         if pairs:
             gaps = [ours["score"] - theirs["score"] for ours, theirs in pairs]
             found[f"difference/{case}"] = statistics.fmean(gaps)
@@ -141,16 +127,14 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if lost:
             found[f"overcome/{case}"] = len(lost) / done
             for name, share in (("p50", 0.5), ("p99", 0.99)):
-                found[f"lost_s_{name}/{case}"] = percentile(lost, share)
+                found[f"lost_s_{name}/{case}"] = report.percentile(lost, share)
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+def tables(rows: Rows) -> str:
     """Faults by kind, and scores, as text."""
-    disturbed = [row for row in rows if row["candidate"] == "disturbed"]
     costs, scores = [], []
-    for task, layout in dict.fromkeys((row["task"], row["layout"]) for row in disturbed):
-        here = _case(disturbed, task, layout)
+    for task, layout, here, pairs in _cases(rows):
         each = [
             (cost, lost)
             for row in here
@@ -165,36 +149,25 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
                 costs[-1].append(f"{statistics.median(c['steps_again'] for c, _ in some):g}")
         joins = [value for row in here for value in row["joins_s"]]
         if joins:
-            costs.append(
-                [task, layout, "ranks join", str(len(joins)), *_seconds(joins), "", "", ""]
-            )
-            costs[-1].append("0")
-        pairs = [p for p in _pairs(rows) if (p[0]["task"], p[0]["layout"]) == (task, layout)]
+            seconds = [*_seconds(joins), "", "", ""]
+            costs.append([task, layout, "ranks join", str(len(joins)), *seconds, "0"])
         if pairs:
             scores.append([task, layout, *_scores(pairs)])
     header = ["task", "layout", "", "faults", "again after p50", "p99", "max s"]
     header += ["lost p50", "p99", "max s", "steps again"]
     parts = [report.table(header, costs)] if costs else []
-    header = [
-        "task",
-        "layout",
-        "trainings",
-        "score",
-        "undisturbed",
-        "difference",
-        "time, s",
-        "und.",
-    ]
+    header = ["task", "layout", "trainings", "score", "undisturbed", "difference"]
+    header += ["time, s", "und."]
     parts += [report.table(header, scores)] if scores else []
     return "\n\n".join(parts)
 
 
 def _seconds(values: Sequence[float]) -> list[str]:
-    found = (percentile(values, 0.5), percentile(values, 0.99), max(values))
+    found = (report.percentile(values, 0.5), report.percentile(values, 0.99), max(values))
     return [f"{value:.2f}" for value in found]
 
 
-def _scores(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+def _scores(pairs: Pairs) -> list[str]:
     ours, theirs = ([pair[place]["score"] for pair in pairs] for place in (0, 1))
     gaps = [a - b for a, b in zip(ours, theirs, strict=True)]
     means = [f"{statistics.fmean(values):.3f}" for values in (ours, theirs)]
@@ -205,38 +178,28 @@ def _scores(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> lis
 
 def plot(document: Mapping[str, Any], target: Path) -> None:
     """Seconds lost by each fault, and scores beside those of undisturbed trainings."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = document["results"]
-    disturbed = [row for row in rows if row["candidate"] == "disturbed"]
-    cases = list(dict.fromkeys((row["task"], row["layout"]) for row in disturbed))
-    figure, axes = pyplot.subplots(
-        1, 1 + len(cases), figsize=(4 + 3 * len(cases), 4), layout="constrained"
-    )
+    cases = list(_cases(document["results"]))
     colours = dict(zip(KINDS, ("#4292c6", "#d94801", "#238b45"), strict=True))
-    for kind, words in KINDS.items():
-        points = [
-            (f"{row['task']}\n{row['layout']}", lost)
-            for row in disturbed
-            for cost, lost in zip(row["overcome"], lost_s(row), strict=True)
-            if cost["kind"] == kind
-        ]
-        if points:
-            axes[0].plot(
-                *zip(*points, strict=True), "o", color=colours[kind], label=words, alpha=0.6
-            )
-    axes[0].set(title="seconds lost by a fault", ylim=(0, None))
-    axes[0].legend(fontsize=8, frameon=False)
-    for axis, (task, layout) in zip(axes[1:], cases, strict=True):
-        pairs = [p for p in _pairs(rows) if (p[0]["task"], p[0]["layout"]) == (task, layout)]
-        for place, label in ((1, "undisturbed"), (0, "disturbed")):
-            seeds = [pair[0]["seed"] for pair in pairs]
-            axis.plot(seeds, [pair[place]["score"] for pair in pairs], "o", label=label, alpha=0.7)
-        axis.set(title=f"{task}, {layout}", xlabel="seed", ylabel=SCORES[task])
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.legend(fontsize=8, frameon=False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    size = (4 + 3 * len(cases), 4)
+    with report.figure(target, 1, 1 + len(cases), size=size) as ((faults, *axes),):
+        for kind, words in KINDS.items():
+            points = [
+                (f"{task}\n{layout}", lost)
+                for task, layout, here, _ in cases
+                for row in here
+                for cost, lost in zip(row["overcome"], lost_s(row), strict=True)
+                if cost["kind"] == kind
+            ]
+            if points:
+                x, y = zip(*points, strict=True)
+                faults.plot(x, y, "o", color=colours[kind], label=words, alpha=0.6)
+        faults.set(title="seconds lost by a fault", ylim=(0, None))
+        faults.legend(fontsize=8, frameon=False)
+        for axis, (task, layout, _, pairs) in zip(axes, cases, strict=True):
+            for place, label in ((1, "undisturbed"), (0, "disturbed")):
+                seeds = [pair[0]["seed"] for pair in pairs]
+                scores = [pair[place]["score"] for pair in pairs]
+                axis.plot(seeds, scores, "o", label=label, alpha=0.7)
+            axis.set(title=f"{task}, {layout}", xlabel="seed", ylabel=SCORES[task])
+            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.legend(fontsize=8, frameon=False)

@@ -1,7 +1,5 @@
-"""Elastic jobs of recovery_worker.py, and the harm that is done to their ranks.
-
-Owns the command, the choice of victims, the signals, and the reading of what ranks noted. What it
-means is recovery_figures.py's to say.
+"""Elastic jobs of recovery_worker.py: what they train on, the harm that is done to their ranks, and
+their notes.
 """
 
 from __future__ import annotations
@@ -12,22 +10,40 @@ import os
 import random
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.layouts import Testbed
-from harness.rank_command import rank_command
+import numpy as np
 
-__all__ = ["Entry", "Fault", "RankNotes", "Training", "harm", "read_notes", "run_training"]
+from harness.layouts import Testbed, rank_command
+from harness.stopping import end_process
+
+__all__ = [
+    "SAMPLES",
+    "Entry",
+    "Fault",
+    "RankNotes",
+    "Training",
+    "harm",
+    "read_notes",
+    "run_training",
+    "write_samples",
+]
 
 LOOK_S, RETRY_S = 0.1, 0.5
 END_S = 20.0  # for a job that is told to end
 SETTLED = 5  # steps of a world before a rank of it is harmed: it has the state
 KINDS = {1: ("kill", "kill", "kill", "stop"), 2: ("kill", "kill", "stop", "node")}
+Arrays = Mapping[str, np.ndarray]
+
+CONTEXT = 64  # characters of a sample
+SOURCES = ("argparse", "ast", "difflib", "doctest", "inspect", "pickle", "subprocess", "tarfile")
+TEST_SHARE = 0.1
 SIGNALS = {"kill": "KILL", "stop": "STOP", "node": "KILL"}
 
 
@@ -145,12 +161,7 @@ def _job(
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process, END_S)
 
 
 def _disturb(
@@ -215,3 +226,44 @@ def harm(
     if done.returncode != 0 and kind != "node":  # its process has just ended
         return None
     return Fault(kind, now, victim.host, tuple(pids), world, len(ranks))
+
+
+def digits() -> Arrays:
+    """Images of 64 numbers in 0..1; a fifth for the test."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = np.random.default_rng(0).permutation(len(found.target))
+    image = (found.data[order] / 16).astype(np.float32)
+    label = found.target[order].astype(np.int64)
+    held = len(label) // 5
+    return _parted(image, label, slice(held, None), slice(held))
+
+
+def characters() -> Arrays:
+    """Windows of modules of the standard library, and the same one character on."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    text = "".join((folder / f"{name}.py").read_text(encoding="utf-8") for name in SOURCES)
+    codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int64)
+    count = (len(codes) - 1) // CONTEXT
+    inputs = codes[: count * CONTEXT].reshape(count, CONTEXT)
+    targets = codes[1 : count * CONTEXT + 1].reshape(count, CONTEXT)
+    held = int(count * TEST_SHARE)
+    order = np.random.default_rng(0).permutation(count)
+    return _parted(inputs, targets, order[held:], order[:held])
+
+
+def _parted(inputs: np.ndarray, targets: np.ndarray, learn: Any, test: Any) -> Arrays:
+    found = {"input": inputs[learn], "target": targets[learn]}
+    return {**found, "test_input": inputs[test], "test_target": targets[test]}
+
+
+SAMPLES: Mapping[str, Callable[[], Arrays]] = {"digits": digits, "gpt": characters}
+
+
+def write_samples(task: str, folder: Path) -> Path:
+    """The file of a task's samples, which is made where it is not there yet; local."""
+    path = folder / f"{task}.npz"
+    if not path.exists():
+        np.savez(path, **SAMPLES[task]())
+    return path

@@ -1,12 +1,11 @@
 """Elastic training under random faults: what a fault costs, and what is learned in spite of them.
 
-Owns the command line, the order of trainings and the document. `training.py --faults` is its front.
+`training.py --faults` is its front.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,7 @@ from harness.layouts import JobLayout, on_one_node, open_testbed, read_layout
 from harness.stopping import keeping
 from hsgd.errors import LaunchError
 from studies import recovery_figures as figures
-from studies.recovery_jobs import Training, run_training
-from studies.recovery_tasks import SAMPLES, write_samples
+from studies.recovery_jobs import SAMPLES, Training, run_training, write_samples
 
 __all__ = ["main"]
 
@@ -28,7 +26,7 @@ EPILOG = """\
 GPT of 0.25 M parameters on characters of Python's own sources (AdamW), by hvd.elastic.run, which
 commits every 10 steps; ranks that are left share the batch. Every --every seconds this program
 harms a rank that it draws: kills it (3 of 4; on several nodes 2 of 4), stops it (SIGSTOP; others
-give up after HSGD_TIMEOUT_S, --timeout), or kills all processes of a node, its agent too. Agents
+give up after HSGD_TIMEOUT_S, 5 s), or kills all processes of a node, its agent too. Agents
 start new ranks, which join. A fault waits until the one before was overcome, and two ranks are
 there that have made 5 steps.
 
@@ -55,6 +53,7 @@ examples:
 """
 EPOCHS = {"digits": 240, "gpt": 5}
 QUICK_EPOCHS = {"digits": 60, "gpt": 1}
+TIMEOUT_S = 5.0  # HSGD_TIMEOUT_S
 START_S = 120.0  # of a job, on a machine that others use too
 
 
@@ -70,15 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if options.json:
                     report.write_json(options.json, _document(options, rows, failures, 0))
     document = _document(options, rows, failures, stopped.code)
-    print(figures.tables(rows))
-    for name, value in document["ratios"].items():
-        print(f"{name}: {value:g}")
-    for line in failures:
-        print(f"error: {line}", file=sys.stderr)
-    if options.json:
-        report.write_json(options.json, document)
-    if options.png and any(row["candidate"] == "disturbed" for row in rows):
-        figures.plot(json.loads(json.dumps(document)), options.png)
+    text = [figures.tables(rows), *(f"{k}: {v:g}" for k, v in document["ratios"].items())]
+    report.publish(options, document, "\n".join(text), figures.plot)
     return stopped.code or int(bool(failures) or not rows)
 
 
@@ -92,7 +84,7 @@ def _trainings(
     while any(seconds > 0 for seconds in left_s.values()) and seed < options.seeds:
         epochs = options.epochs or (QUICK_EPOCHS if options.quick else EPOCHS)[task]
         limit_s = START_S + 20 * 60 * options.minutes
-        plain = Training(task, samples, seed, epochs, 0, options.timeout, limit_s)
+        plain = Training(task, samples, seed, epochs, 0, TIMEOUT_S, limit_s)
         most = max(layout.ranks for layout in options.layouts)
         row = _row("undisturbed", on_one_node(most), plain, failures)
         if row:
@@ -100,7 +92,7 @@ def _trainings(
         for layout in options.layouts:
             if left_s[layout.name] <= 0:
                 continue
-            harmed = Training(task, samples, seed, epochs, options.every, options.timeout, limit_s)
+            harmed = Training(task, samples, seed, epochs, options.every, TIMEOUT_S, limit_s)
             row = _row("disturbed", layout, harmed, failures)
             left_s[layout.name] -= row["seconds"] if row else 60 * options.minutes
             if row:
@@ -150,56 +142,40 @@ def _rounded(cost: dict[str, Any]) -> dict[str, Any]:
 def _document(
     options: argparse.Namespace, rows: list[dict[str, Any]], failures: list[str], code: int
 ) -> dict[str, Any]:
-    left_out = ("json", "png", "layouts")
-    settings = {name: value for name, value in vars(options).items() if name not in left_out}
-    settings["layouts"] = {layout.name: str(layout) for layout in options.layouts}
-    facts = report.facts("training --faults")
-    return {
-        "meta": {**facts, "settings": settings, "interrupted": bool(code)},
-        "ratios": figures.ratios(rows),
-        "failures": list(failures),
-        "results": list(rows),
-    }
+    settings = {**vars(options), "layouts": {n.name: str(n) for n in options.layouts}}
+    found = (figures.ratios(rows), rows, failures, code)
+    return report.document("training --faults", settings, *found)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = report.argument_parser(
+        *(__doc__.splitlines()[0], EPILOG),
+        quick="digits once, a fault each 2 s: under a minute",
+        png="plot faults and scores there",
     )
     add = parser.add_argument
     add("--faults", action="store_true", help="this study")
-    add("--quick", action="store_true", help="digits once, a fault each 2 s: under a minute")
-    add("--json", type=Path, metavar="FILE", help="write everything there, after each training")
-    add("--png", type=Path, metavar="FILE", help="plot faults and scores there")
     add("--tasks", nargs="+", choices=list(SAMPLES), help="which (default: both)")
     add("--layouts", nargs="+", metavar="LAYOUT", help="like np4 2x2@1gbit (default np4 2x2)")
     add(
         "--minutes", type=float, help="of disturbed training, for each task and layout (default 10)"
     )
     add("--every", type=float, metavar="S", help="seconds between faults (default 20)")
-    add("--timeout", type=float, default=5.0, metavar="S", help="HSGD_TIMEOUT_S (default 5)")
     add("--epochs", type=int, help=f"of a training (default: {EPOCHS})")
     add("--seeds", type=int, help="trainings at most (default: as many as the time allows)")
-    options = parser.parse_args(argv)
+    options = report.parse(parser, argv, layouts=_layout)
     quick = options.quick
     options.tasks = options.tasks or (["digits"] if quick else list(SAMPLES))
     options.minutes = options.minutes or (0.5 if quick else 10.0)
     options.every = options.every or (2.0 if quick else 20.0)
     options.seeds = options.seeds or (1 if quick else 10**6)
-    names = options.layouts or (["np4"] if quick else ["np4", "2x2"])
-    try:
-        options.layouts = [_layout(name) for name in names]
-    except ValueError as error:
-        parser.error(str(error))
-    if min(options.minutes, options.every, options.timeout, options.seeds) <= 0:
-        parser.error("--minutes, --every, --timeout, --seeds: above 0")
+    options.layouts = options.layouts or list(map(_layout, ["np4"] if quick else ["np4", "2x2"]))
+    if min(options.minutes, options.every, options.seeds) <= 0:
+        parser.error("--minutes, --every, --seeds: above 0")
     if options.epochs is not None and options.epochs < 1:
         parser.error("--epochs: 1 or more")
-    report.check_targets(parser, options.json, options.png)
     return options
 
 
-def _layout(name: str) -> JobLayout:
-    return on_one_node(int(name[2:])) if name.startswith("np") else read_layout(name)
+def _layout(text: str) -> JobLayout:
+    return on_one_node(int(text[2:])) if text.startswith("np") else read_layout(text)

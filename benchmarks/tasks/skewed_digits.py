@@ -1,7 +1,7 @@
 """Handwritten digits whose labels are spread unevenly over ranks: the task of the gossip study.
 
-Owns the model and the batches. Never communicates. Images, and which of them a rank has, are those
-of gossip_simulation.py: two pieces for each rank of the images in the order of their labels.
+Images, and which of them a rank has, are those of gossip_simulation.py: two pieces for each rank of
+the images in the order of their labels.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""What a training of rarely.py needs of its task, and the tasks by name.
-
-Owns the names and the loss. Never trains.
-"""
+"""The tasks of rarely.py by name, each a classification, and their loss."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from tasks.character_model import CharacterTask
@@ -20,26 +14,7 @@ Batch = tuple[Tensor, Tensor]
 """What the model is given, and the classes that it shall name: int64."""
 
 
-class TrainingTask(Protocol):
-    """Classification: the loss is the mean cross entropy."""
-
-    rate: ClassVar[float]
-    """Of AdamW, from random weights."""
-    outer: ClassVar[tuple[float, float]]
-    """Of DiLoCo's outer steps: learning rate and momentum. Chosen on seed 99."""
-
-    def model(self, seed: int) -> nn.Module:
-        """With the first weights of this seed; its outputs end in a dimension of classes."""
-
-    def adamw(self, net: nn.Module) -> torch.optim.AdamW: ...
-
-    def batch(self, seed: int, rank: int, size: int, count: int, draw: torch.Generator) -> Batch:
-        """`count` samples of what rank `rank` of `size` trains on."""
-
-    def held_out(self, size: int) -> list[Batch]:
-        """Equal parts of what nobody trains on, whose number `size` divides; the same ones at each
-        call.
-        """
+TrainingTask = CharacterTask | SkewedDigits
 
 
 def loss_of(outputs: Tensor, classes: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """The Python side of the candidates: how one call of each collective is made.
 
-Owns the set-up and the calls. Never measures: worker.py does, with the calls bound here. A binding
-has a method per collective that it can do, named like it; what a library cannot do, the binding
-must not have. Heavy packages are imported by the class that needs them.
+worker.py measures the calls that are bound here. Heavy packages are imported by the class that
+needs them.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ class Binding:
 
     buffers = "private"  # bindings with the same kind of buffers use the same ones
     tolerance = 0.0  # largest relative error of its sums
+    in_place: tuple[str, ...] = ()  # collectives whose result is their input
 
     def __init__(self, folder: str) -> None:
         pass
@@ -40,13 +40,17 @@ class Binding:
         """Put values into a buffer of as many float32."""
         array[:] = values
 
+    def calls(self, given: Floats, taken: Floats) -> dict[str, Call]:
+        """Those that it can do on this pair of buffers, by collective."""
+        raise NotImplementedError
+
     def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
         """One call per pair of buffers. Raises NotImplementedError for what it cannot do."""
-        method = getattr(self, collective, None)
-        if method is None:
+        self._results = inputs if collective in self.in_place else outputs
+        bound = [self.calls(*pair).get(collective) for pair in zip(inputs, outputs, strict=True)]
+        if None in bound:
             raise NotImplementedError(f"there is no {collective} here")
-        self._results = outputs
-        return [method(given, taken) for given, taken in zip(inputs, outputs, strict=True)]
+        return bound  # type: ignore[return-value]
 
     def result(self, buffer: int) -> Floats:
         """What the last call on this pair gave."""
@@ -70,28 +74,16 @@ class _Hsgd(Binding):
         self.comm: Any = hsgd.Comm()
         self.tolerance = _rounding()
 
-    def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
-        if not hasattr(self.comm, collective):
-            raise NotImplementedError(f"hsgd.Comm has no {collective}")
-        return super().bind(collective, inputs, outputs)
-
-    def allreduce(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.comm.allreduce, given, "sum", taken)
-
-    def broadcast(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.comm.broadcast, taken, 0)
-
-    def allgather(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.comm.allgather, given, taken)
-
-    def reduce_scatter(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.comm.reduce_scatter, given, "sum", taken)
-
-    def alltoall(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.comm.alltoall, given, out=taken)
-
-    def barrier(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.comm.barrier)
+    def calls(self, given: Floats, taken: Floats) -> dict[str, Call]:
+        comm = self.comm
+        return {
+            "allreduce": partial(comm.allreduce, given, "sum", taken),
+            "broadcast": partial(comm.broadcast, taken, 0),
+            "allgather": partial(comm.allgather, given, taken),
+            "reduce_scatter": partial(comm.reduce_scatter, given, "sum", taken),
+            "alltoall": partial(comm.alltoall, given, out=taken),
+            "barrier": partial(comm.barrier),
+        }
 
     def close(self) -> None:
         self.comm.close()
@@ -99,11 +91,6 @@ class _Hsgd(Binding):
 
 class _HsgdArena(_Hsgd):
     buffers = "arena"
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        if not hasattr(self.comm, "empty"):
-            raise NotImplementedError("hsgd.Comm has no empty")
 
     def empty(self, count: int) -> Floats:
         return self.comm.empty((count,), np.float32)  # type: ignore[no-any-return]
@@ -128,26 +115,21 @@ class _Mpi4py(Binding):
 
         self.world = MPI.COMM_WORLD
 
-    def allreduce(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.world.Allreduce, given, taken)
-
-    def broadcast(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.world.Bcast, taken, 0)
-
-    def allgather(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.world.Allgather, given, taken)
-
-    def reduce_scatter(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.world.Reduce_scatter_block, given, taken)
-
-    def alltoall(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.world.Alltoall, given, taken)
-
-    def barrier(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.world.Barrier)
+    def calls(self, given: Floats, taken: Floats) -> dict[str, Call]:
+        world = self.world
+        return {
+            "allreduce": partial(world.Allreduce, given, taken),
+            "broadcast": partial(world.Bcast, taken, 0),
+            "allgather": partial(world.Allgather, given, taken),
+            "reduce_scatter": partial(world.Reduce_scatter_block, given, taken),
+            "alltoall": partial(world.Alltoall, given, taken),
+            "barrier": partial(world.Barrier),
+        }
 
 
 class _Gloo(Binding):
+    in_place = ("allreduce",)
+
     def __init__(self, folder: str) -> None:
         import torch
         import torch.distributed as dist
@@ -160,32 +142,16 @@ class _Gloo(Binding):
             dist.init_process_group("gloo", meeting_point, rank=world.rank, world_size=world.size)
         self.group: Any = dist.group.WORLD
 
-    def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
-        calls = super().bind(collective, inputs, outputs)
-        if collective == "allreduce":
-            self._results = inputs  # gloo works in place
-        return calls
-
-    def allreduce(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.dist.all_reduce, self.tensor(given), group=self.group)
-
-    def broadcast(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.dist.broadcast, self.tensor(taken), 0, group=self.group)
-
-    def allgather(self, given: Floats, taken: Floats) -> Call:
-        gather = self.dist.all_gather_into_tensor
-        return partial(gather, self.tensor(taken), self.tensor(given), group=self.group)
-
-    def reduce_scatter(self, given: Floats, taken: Floats) -> Call:
-        scatter = self.dist.reduce_scatter_tensor
-        return partial(scatter, self.tensor(taken), self.tensor(given), group=self.group)
-
-    def alltoall(self, given: Floats, taken: Floats) -> Call:
-        exchange = self.dist.all_to_all_single
-        return partial(exchange, self.tensor(taken), self.tensor(given), group=self.group)
-
-    def barrier(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.dist.barrier, self.group)
+    def calls(self, given: Floats, taken: Floats) -> dict[str, Call]:
+        dist, group, source, target = self.dist, self.group, self.tensor(given), self.tensor(taken)
+        return {
+            "allreduce": partial(dist.all_reduce, source, group=group),
+            "broadcast": partial(dist.broadcast, target, 0, group=group),
+            "allgather": partial(dist.all_gather_into_tensor, target, source, group=group),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, target, source, group=group),
+            "alltoall": partial(dist.all_to_all_single, target, source, group=group),
+            "barrier": partial(dist.barrier, group),
+        }
 
     def close(self) -> None:
         if self.dist.is_initialized():
@@ -253,11 +219,12 @@ class _Vllm(_Gloo):
         self.ops.join_shm_manager(self.handle, name)
         world.Barrier()
 
-    def allreduce(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.ops.shm_allreduce, self.handle, self.tensor(given))
-
-    def allgather(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.ops.shm_all_gather, self.handle, self.tensor(given), self.tensor(taken))
+    def calls(self, given: Floats, taken: Floats) -> dict[str, Call]:
+        ops, handle, source, target = self.ops, self.handle, self.tensor(given), self.tensor(taken)
+        return {
+            "allreduce": partial(ops.shm_allreduce, handle, source),
+            "allgather": partial(ops.shm_all_gather, handle, source, target),
+        }
 
     def close(self) -> None:
         pass
@@ -270,45 +237,36 @@ class _VllmBf16(_Bf16, _Vllm):
 class _HsgdOperator(Binding):
     """Without the wrappers: what a compiled program calls."""
 
+    in_place = ("allreduce",)
+
     def __init__(self, folder: str) -> None:
         import torch
 
         import hsgd
         from hsgd import operators
 
-        self.comm, self.tensor = hsgd.Comm(), torch.from_numpy
+        self.comm, self.tensor, self.ops = hsgd.Comm(), torch.from_numpy, torch.ops.hsgd
         self.number = operators.group(self.comm).number
         self.tolerance = _rounding()
 
-    def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
-        calls = super().bind(collective, inputs, outputs)
-        if collective == "allreduce":
-            self._results = inputs  # in place
-        return calls
-
-    def allreduce(self, given: Floats, taken: Floats) -> Call:
-        import torch
-
-        return partial(torch.ops.hsgd.allreduce_, self.tensor(given), self.number, "sum")
-
-    def allgather(self, given: Floats, taken: Floats) -> Call:
-        import torch
-
-        gather = torch.ops.hsgd.allgather_into
-        return partial(gather, self.tensor(taken), self.tensor(given), self.number)
+    def calls(self, given: Floats, taken: Floats) -> dict[str, Call]:
+        ops, source, target = self.ops, self.tensor(given), self.tensor(taken)
+        return {
+            "allreduce": partial(ops.allreduce_, source, self.number, "sum"),
+            "allgather": partial(ops.allgather_into, target, source, self.number),
+        }
 
     def close(self) -> None:
         self.comm.close()
 
 
 class _Horovod(Binding):
+    in_place = ("allreduce",)  # as Horovod's DistributedOptimizer does
+
     def __init__(self, folder: str) -> None:
-        import horovod.torch as hvd
+        import horovod.torch as hvd  # HOROVOD_PLUGIN=hsgd-mpi binds its calls to the interposer
 
-        self._start(hvd)
-
-    def _start(self, hvd: Any) -> None:
-        self.hvd = hvd
+        self.hvd: Any = hvd
         hvd.init()
 
     def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
@@ -316,7 +274,7 @@ class _Horovod(Binding):
 
         if collective != "allreduce":
             raise NotImplementedError(f"{collective} over Horovod is not measured")
-        self._results = inputs  # in place, as Horovod's DistributedOptimizer does
+        self._results = inputs
         tensors = [torch.from_numpy(array) for array in inputs]
         return [partial(self._call, buffer, tensor) for buffer, tensor in enumerate(tensors)]
 
@@ -330,19 +288,14 @@ class _Horovod(Binding):
 
 class _HorovodPlugin(_Horovod):
     def __init__(self, folder: str) -> None:
-        import horovod.torch as hvd  # HOROVOD_PLUGIN=hsgd-mpi binds its calls to the interposer
-
-        self._start(hvd)
-        self.tolerance = _rounding()
-        self._prove()
-
-    def _prove(self) -> None:
-        """Never measure plain Horovod under this name; collective."""
         import torch
 
         from hsgd.config import Config
         from hsgd.metrics import interposer_collectives
 
+        super().__init__(folder)
+        self.tolerance = _rounding()
+        # Never measure plain Horovod under this name.
         count = max(1 << 14, Config.from_env().min_bytes)
         self.hvd.allreduce(torch.ones(count), name="proof", op=self.hvd.Sum)
         counters = interposer_collectives()

@@ -1,18 +1,13 @@
-"""The ranks of ddp.py: times DDP's step over each backend, turn by turn.
-
-Owns the model, the candidates and the check of their gradients. Rank 0 writes what was measured
-into the file that it is told.
+"""The ranks of ddp.py: times DDP's step over each backend, turn by turn. Plan: store (a file),
+rounds, models.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hsgd.c10d
 from lars import MODELS, Shapes
+from workers.serving import read_plan, write_result
 
-__all__ = ["work"]
+__all__: list[str] = []
 
 LIMIT = timedelta(seconds=60)
 
@@ -85,12 +81,15 @@ def _create_nothing(store: Any, rank: int, size: int, limit: timedelta) -> _Noth
     return _Nothing(rank, size)
 
 
-def work(rank: int, size: int, store: str, models: list[str], rounds: int, out: str) -> None:
-    """One rank: seconds of each step by model and candidate, of the slowest rank, into `out`."""
+def main() -> None:
+    """Measure seconds of each step by model and candidate, of the slowest rank."""
+    plan = read_plan()
+    rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
+    rounds = plan.rounds
     torch.set_num_threads(1)
     hsgd.c10d.register()
     dist.Backend.register_backend("nothing", _create_nothing, devices="cpu")
-    file = dist.FileStore(store, size)
+    file = dist.FileStore(plan.store, size)
     dist.init_process_group("gloo", store=file, rank=rank, world_size=size, timeout=LIMIT)
     groups: dict[str, Any] = {
         "hsgd": dist.new_group(backend="hsgd", timeout=LIMIT),
@@ -98,7 +97,7 @@ def work(rank: int, size: int, store: str, models: list[str], rounds: int, out: 
         "nothing": dist.new_group(backend="nothing", timeout=LIMIT),
     }
     found: dict[str, Any] = {"seconds": {}, "failures": []}
-    for name in models:
+    for name in plan.models:
         steps = {}
         for candidate, group in groups.items():
             model = DistributedDataParallel(
@@ -120,8 +119,7 @@ def work(rank: int, size: int, store: str, models: list[str], rounds: int, out: 
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         found["seconds"][name] = dict(zip(steps, seconds.tolist(), strict=True))
         if rank == 0:  # model by model, for what an interrupted run has
-            Path(f"{out}.new").write_text(json.dumps(found))
-            Path(f"{out}.new").replace(out)
+            write_result(found)
     dist.destroy_process_group()
 
 
@@ -142,13 +140,6 @@ def _wrong(name: str, steps: dict[str, Any], size: int, group: Any) -> list[str]
                 lines.append(f"{name}: wrong gradients over {candidate}")
                 break
     return lines
-
-
-def main() -> None:
-    """Started by mpirun: ddp_worker OUT STORE ROUNDS MODEL..."""
-    out, store, rounds, *models = sys.argv[1:]
-    rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
-    work(rank, size, store, models, int(rounds), out)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,19 @@
 """The ranks of elastic.py: the box against copies and sums of the same bytes, pushes over a link,
 training steps under each candidate and what they are made of.
 
-Owns the candidates and the check that results are right; those of accuracy are elastic_study.py's.
-Rank 0 writes what was measured into the file that it is told.
+Checks that results are right; accuracy is elastic_study.py's. Plan: the part, and the options of
+elastic.py that are for it.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import math
 import os
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +23,9 @@ from torch import nn
 from harness.shapes import MODELS
 from hsgd import Comm, ParameterBox
 from hsgd.optim import ElasticAveraging
-from studies.elastic_study import METHODS, study
+from studies.elastic_study import study
 from workers.plain_tcp import PlainTcp
+from workers.serving import read_plan, write_result
 
 __all__: list[str] = []
 
@@ -45,38 +43,20 @@ def timed(comm: Comm, run: Callable[[], Any]) -> float:
     return slowest(comm, time.perf_counter() - begin)
 
 
-def busy_s() -> float:
-    """Seconds that the cores of this machine have worked, all together, since it was started."""
-    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
-    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
-
-
 # --- the box ---
 
 
 def box_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
-    """Reads, pushes and elastic steps of 1, 2, ... workers at once, and the least that they cost:
-    a copy, a sum in place, and the same arithmetic in place by torch.
-    """
+    """Reads and pushes of 1, 2, ... workers at once; at the least, a copy and a sum in place."""
     count = nbytes // 4
-    weights, delta, other, ones, sums = (torch.ones(count) for _ in range(5))
-    rate = 0.0  # the same work, and differences do not become so small that they cost more
+    weights, other, ones, sums = (torch.ones(count) for _ in range(4))
     rows = []
     with ParameterBox.over(comm, np.zeros(count, np.float32)) as box:
-
-        def mixed_by_torch() -> None:
-            torch.sub(weights, other, out=delta)
-            delta.mul_(rate)
-            weights.sub_(delta)
-
         candidates: dict[str, Callable[[], Any]] = {
             "read": lambda: box.read(weights),
             "copy": lambda: weights.copy_(other),
             "accumulate": lambda: box.accumulate(ones),
             "add": lambda: sums.add_(ones),
-            "elastic": lambda: box.elastic([weights], rate, delta),
-            "mix": mixed_by_torch,
-            "exchange": lambda: box.elastic([weights], rate),
         }
         for workers in range(1, comm.size + 1):
             seconds: dict[str, list[float]] = {name: [] for name in candidates}
@@ -112,12 +92,9 @@ def push_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
         opened.callback(plain.close)
         candidates["tcp"] = plain.both_ways
         seconds: dict[str, list[float]] = {name: [] for name in candidates}
-        busy: dict[str, list[float]] = {name: [] for name in candidates}
         for _ in range(rounds + 1):
             for name, run in candidates.items():
-                begin = busy_s()
                 seconds[name].append(timed(comm, run))
-                busy[name].append(busy_s() - begin)
         for box in boxes:
             box.refresh()
             out = np.empty(count, np.float32)
@@ -127,7 +104,6 @@ def push_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
     # The new values come back as float32, so no direction carries more than that.
     return [
         {"part": "push", "candidate": name, "bytes": nbytes, "s": took[1:]}
-        | {"cores_busy": sum(busy[name][1:]) / sum(took[1:])}
         for name, took in seconds.items()
     ]
 
@@ -201,33 +177,26 @@ class Horovod(Plain):
 
 
 class Elastic(Plain):
-    """ElasticAveraging, asynchronous."""
+    """ElasticAveraging."""
 
-    mode = "async"
     options: dict[str, Any] = {}  # noqa: RUF012
 
-    def __init__(self, shapes: list[tuple[int, ...]], comm: Comm) -> None:
+    def __init__(self, shapes: list[tuple[int, ...]], comm: Comm, mode: Any = "async") -> None:
         super().__init__(shapes, comm)
         self.optimizer = ElasticAveraging(
-            self.optimizer, self.parameters, comm, self.mode, **self.options
+            self.optimizer, self.parameters, comm, mode, **self.options
         )
 
     def close(self) -> None:
         self.optimizer.close()
 
 
-class Hybrid(Elastic):
-    """Synchronous within a node."""
-
-    mode = "hybrid"
-
-
-STEPPERS: dict[str, type[Plain]] = {
+STEPPERS: dict[str, Callable[..., Plain]] = {
     "compute": Plain,
     "two_level": TwoLevel,
     "horovod": Horovod,
     "async": Elastic,
-    "hybrid": Hybrid,
+    "hybrid": partial(Elastic, mode="hybrid"),  # synchronous within a node
 }
 
 
@@ -257,17 +226,6 @@ def step_times(comm: Comm, options: Any) -> list[dict[str, Any]]:
     for name, stepper in steppers.items():
         row: dict[str, Any] = {"part": "steps", "candidate": name, "bytes": nbytes}
         row["s"] = seconds[name]
-        if isinstance(stepper, Elastic):
-            metrics, done = (
-                stepper.optimizer.metrics(),
-                max(1, stepper.optimizer.metrics().exchanges),
-            )
-            row["of_an_exchange_s"] = {
-                "wait": metrics.wait_s / done,
-                "read_and_mix": metrics.mix_s / done,
-                "follow": metrics.follow_s / done,
-                "push_and_accumulate": metrics.push_s / done,
-            }
         rows.append(row)
         comm.barrier()
         stepper.close()
@@ -333,37 +291,13 @@ def slow_worker(comm: Comm, options: Any) -> list[dict[str, Any]]:
                 found.append(1 / slowest(comm, 0.0 if slow else own))
         comm.barrier()
         stepper.close()
-        rows.append(
-            {
-                "part": "slow",
-                "candidate": name,
-                "undisturbed": rates[1],
-                "disturbed": rates[3],
-            }
-        )
+        row = {"part": "slow", "candidate": name}
+        rows.append({**row, "undisturbed": rates[1], "disturbed": rates[3]})
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("part", choices=("box", "push", "steps", "models", "slow", "study"))
-    parser.add_argument("--bytes", type=int, default=16 << 20)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--interval", type=int, default=1)
-    parser.add_argument("--compute-s", type=float, default=0.01)
-    parser.add_argument("--model", choices=MODELS, default="small")
-    parser.add_argument("--busy", action="store_true")
-    parser.add_argument("--skew", action="store_true")
-    parser.add_argument("--candidates", nargs="+", choices=(*STEPPERS, *METHODS), default=[])
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--moving-rate", type=float)
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--pace-ms", type=float, default=0.0)
-    options = parser.parse_args()
-    Plain.busy = options.busy
+    options = read_plan()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     comm = Comm()
     parts = {
@@ -376,7 +310,7 @@ def main() -> None:
     }
     rows = parts[options.part]()
     if comm.rank == 0:
-        options.out.write_text(json.dumps(rows))
+        write_result(rows)
     comm.close()
 
 

@@ -1,14 +1,12 @@
-"""A rank of gossip_links.py: `python rank.py gossip_worker TARGET STEPS WAY...`, under mpirun.
+"""A rank of gossip_links.py. Plan: target, steps, ways.
 
 Trains one model after the other, one per way, until the mean accuracy of the ranks' own models
-reaches TARGET percent, or for STEPS steps. Rank 0 prints one line of JSON for each. The clock runs
+reaches the target, in percent, or for so many steps. The clock runs
 while ranks train and wait, not while accuracies are measured.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
@@ -21,6 +19,7 @@ from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import Budget, FixedPeriod, Gossip, RelativeChange
 from studies.gossip_simulation import digits, shards
+from workers.serving import read_plan, write_result
 
 __all__ = ["WAYS"]
 
@@ -113,12 +112,11 @@ def train(comm: Comm, way: str, target: float, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    target, steps, *names = sys.argv[1:]
+    plan = read_plan()
     with Comm(config=Config(timeout_s=60.0)) as comm:
-        for name in names:
-            report = train(comm, name, float(target), int(steps))
-            if comm.rank == 0:
-                print(json.dumps(report), flush=True)
+        reports = [train(comm, name, plan.target, plan.steps) for name in plan.ways]
+        if comm.rank == 0:
+            write_result(reports)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The ranks of io_throughput.py: processes that stay, take turns of a candidate, or open data sets.
 
-Owns the common start, and what is measured in them: samples, seconds, memory; and
-that the rows of a candidate are those of the HDF5 file.
-Candidates are in io_candidates.py. Never decides who is measured when.
+Samples and seconds are measured there, and the rows of a candidate are compared with those of the
+HDF5 file. Candidates are in io_candidates.py.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import itertools
 import multiprocessing
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import h5py
+import torch
 
 from studies.io_candidates import CANDIDATES
 from studies.io_files import BATCH, READ_BYTES, DataSet
-from workers.staying_processes import START_S, StayingProcesses, memory_mb, orders
+from workers.staying_processes import START_S, StayingProcesses, orders
 
 __all__ = ["Ranks", "check"]
 
@@ -43,24 +42,17 @@ class Ranks:
         return {
             "samples_per_s": sum(a["samples"] for a in found) / max(a["seconds"] for a in found),
             "first_s": max(a["first_s"] for a in found),
-            "peak_mb": max(a["peak_mb"] for a in found),
         }
 
     def check(self, name: str, data: DataSet) -> None:
         """Take the first batches and compare them. Raises RuntimeError for a wrong row."""
         self._processes.ask("check", name, data)
 
-    def open(self, data: DataSet) -> dict[str, Any]:
-        """Make a loader on all ranks and take one batch: seconds until both, and the files that
-        each rank opened with HDF5.
-        """
+    def open(self, data: DataSet) -> dict[str, float]:
+        """Make a loader on all ranks and take one batch: seconds until both."""
         path = f"@hsgd-io-{os.getpid()}-{next(_serial)}"
         found = self._processes.ask("open", data, path)
-        return {
-            "open_s": max(a["open_s"] for a in found),
-            "first_s": max(a["first_s"] for a in found),
-            "parsed": [a["parsed"] for a in found],
-        }
+        return {name: max(a[name] for a in found) for name in ("open_s", "first_s")}
 
     def close(self) -> None:
         """End the processes."""
@@ -69,8 +61,6 @@ class Ranks:
 
 def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
     """Body of a process."""
-    import torch
-
     torch.set_num_threads(1)
     known = {candidate.name: candidate for candidate in CANDIDATES}
 
@@ -93,26 +83,19 @@ def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
 def _open(data: DataSet, rank: int, ranks: int, path: str) -> dict[str, Any]:
     """Make a loader together with the other ranks, who meet at `path`, and take a batch."""
     from hsgd.io import PartitionedLoader
-    from hsgd.io.format import opening
 
     from hsgd import Comm
 
-    opened: list[Any] = []
-    examine = opening.open_hdf5
-    opening.open_hdf5 = lambda *words: (opened.append(words), examine(*words))[1]
-    try:
-        with Comm.local(path, rank, ranks) as comm:
-            began = time.perf_counter()
-            batch = min(BATCH, max(1, data.count // ranks))
-            loader = PartitionedLoader(data.folder / "slabs", batch, rank, ranks, comm=comm)
-            made_s = time.perf_counter() - began
-            iteration = iter(loader)
-            next(iteration)
-            first_s = time.perf_counter() - began
-            iteration.close()
-    finally:
-        opening.open_hdf5 = examine
-    return {"open_s": made_s, "first_s": first_s, "parsed": len(opened)}
+    with Comm.local(path, rank, ranks) as comm:
+        began = time.perf_counter()
+        batch = min(BATCH, max(1, data.count // ranks))
+        loader = PartitionedLoader(data.folder / "slabs", batch, rank, ranks, comm=comm)
+        made_s = time.perf_counter() - began
+        iteration = iter(loader)
+        next(iteration)
+        first_s = time.perf_counter() - began
+        iteration.close()
+    return {"open_s": made_s, "first_s": first_s}
 
 
 def check(batches: Any, order: str, data: DataSet) -> None:
@@ -137,10 +120,7 @@ def check(batches: Any, order: str, data: DataSet) -> None:
 
 def _deliver(batches: Any, budget_s: float, step_bytes: int) -> dict[str, float]:
     """Take batches, copy them into memory of `step_bytes` or touch their pages, and count."""
-    import torch
-
     step = torch.zeros(step_bytes, dtype=torch.uint8)
-    before_mb = _restart_peak()
     began = time.perf_counter()
     first_s, samples, touched = 0.0, 0, 0
     for batch in batches:
@@ -153,16 +133,4 @@ def _deliver(batches: Any, budget_s: float, step_bytes: int) -> dict[str, float]
         if time.perf_counter() - began > budget_s:
             break
     seconds = time.perf_counter() - began
-    return {
-        "samples": samples,
-        "seconds": seconds,
-        "first_s": first_s,
-        "peak_mb": max(0.0, memory_mb("VmHWM") - before_mb),
-        "touched": touched,
-    }
-
-
-def _restart_peak() -> float:
-    """Begin a new peak of the resident memory; what it is now, in MB."""
-    Path("/proc/self/clear_refs").write_text("5\n")
-    return memory_mb("VmRSS")
+    return {"samples": samples, "seconds": seconds, "first_s": first_s, "touched": touched}

@@ -1,22 +1,17 @@
 """The ranks of overlap.py: trains the same model under each candidate, turn by turn, and times it.
 
-Owns the models, the candidates and the check that all came to the same weights. Rank 0 writes what
-was measured into the file that it is told.
+Checks that all came to the same weights. Plan: model, width, batch (0: one whose computation takes
+about as long as the communication), rounds, steps, candidates.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import ctypes
-import json
 import os
-import resource
-import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +21,7 @@ from torch.nn import functional
 
 from hsgd import Comm
 from hsgd.optim import NotifiedTree
+from workers.serving import meet, read_plan, write_result
 
 __all__: list[str] = []
 
@@ -121,13 +117,11 @@ class TwoLevel(Candidate):
 
 
 class Tree(Candidate):
-    """NotifiedTree over sockets; a step ends when its weights are here."""
+    """NotifiedTree; a step ends when its weights are here."""
 
-    options: ClassVar[dict[str, Any]] = {"overlap_forward": False, "network": "sockets"}
-
-    def __init__(self, model: nn.Module, comm: Comm) -> None:
+    def __init__(self, model: nn.Module, comm: Comm, **options: Any) -> None:
         super().__init__(model, comm)
-        self.optimizer = NotifiedTree(self.optimizer, self.model, comm, **self.options)
+        self.optimizer = NotifiedTree(self.optimizer, self.model, comm, **options)
 
     def finish(self) -> None:
         self.optimizer.wait()
@@ -136,46 +130,12 @@ class Tree(Candidate):
         self.optimizer.close()
 
 
-class TreeOverlap(Tree):
-    """The same; the next forward pass begins before all weights are here."""
-
-    options: ClassVar[dict[str, Any]] = {"network": "sockets"}
-
-
-class TreeMpi(Tree):
-    """The same over MPI in place of sockets."""
-
-    options: ClassVar[dict[str, Any]] = {"network": "mpi"}
-
-
-class TreeParts(Tree):
-    """Over sockets, layers go in smaller parts than usual."""
-
-    options: ClassVar[dict[str, Any]] = {"network": "sockets", "part_bytes": 256 << 10}
-
-
-class TreeShared(Tree):
-    """Over sockets, layers are shared among the nodes."""
-
-    options: ClassVar[dict[str, Any]] = {"network": "sockets", "roots": "shared"}
-
-
 class Ddp(Candidate):
     """torch's DistributedDataParallel over gloo."""
 
     def __init__(self, model: nn.Module, comm: Comm) -> None:
         super().__init__(model, comm)
-        import torch.distributed as dist
-
-        if not dist.is_initialized():
-            world = MPI.COMM_WORLD
-            host = (
-                socket.gethostbyname(socket.gethostname()) if comm.cross_size > 1 else "127.0.0.1"
-            )
-            store = dist.TCPStore(host, 0, is_master=True) if comm.rank == 0 else None
-            host, port = world.bcast((host, store.port if store else 0))
-            store = store or dist.TCPStore(host, port, is_master=False)
-            dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+        meet(comm)
         self.call = nn.parallel.DistributedDataParallel(self.model)
 
 
@@ -198,24 +158,16 @@ class Horovod(Candidate):
         self.optimizer.step()
 
 
-CANDIDATES: dict[str, type[Candidate]] = {
+CANDIDATES: dict[str, Callable[[nn.Module, Comm], Candidate]] = {
     "compute": Candidate,
     "ddp": Ddp,
     "horovod": Horovod,
     "two_level": TwoLevel,
-    "tree": Tree,
-    "tree_overlap": TreeOverlap,
-    "tree_mpi": TreeMpi,
-    "tree_parts": TreeParts,
-    "tree_shared": TreeShared,
+    "tree": partial(Tree, network="sockets", overlap_forward=False),
+    "tree_overlap": partial(Tree, network="sockets"),
+    "tree_mpi": partial(Tree, network="mpi"),
+    "tree_shared": partial(Tree, network="sockets", roots="shared"),
 }
-
-
-def keep_to_own_cores(comm: Comm) -> None:
-    """Share the cores out among the nodes, as machines have theirs; threads made later follow."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= comm.cross_size:
-        os.sched_setaffinity(0, cores[comm.cross_rank :: comm.cross_size])
 
 
 def timed(run: Callable[[], Any]) -> float:
@@ -224,33 +176,6 @@ def timed(run: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     run()
     return float(MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX))
-
-
-def spent() -> np.ndarray:
-    """Processor seconds of this rank's threads, how often one of them gave up its core, and seconds
-    in which a core of this machine had nothing to do, added up over its cores.
-    """
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    total = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    idle_s = (int(total[4]) + int(total[5])) / os.sysconf("SC_CLK_TCK")
-    return np.array([used.ru_utime + used.ru_stime, used.ru_nvcsw + used.ru_nivcsw, idle_s])
-
-
-def counted(candidate: Candidate, x: Tensor, y: Tensor, library: str) -> list[int]:
-    """Collectives of all ranks within five steps: MPI's, as the preloaded library counts them, and
-    hsgd's own.
-    """
-    comm, count = candidate.comm, ctypes.CDLL(library).collectives_counted
-    candidate.step(x, y)
-    candidate.finish()
-    before = (count(), comm.metrics().calls)
-    if not before[0]:
-        raise RuntimeError("the counting library counts nothing")
-    for _ in range(5):
-        candidate.step(x, y)
-    candidate.finish()
-    own = np.array([count() - before[0], comm.metrics().calls - before[1]], np.int64)
-    return [int(number) for number in comm.allreduce(own)]
 
 
 def communication_s(comm: Comm, model: nn.Module) -> float:
@@ -279,77 +204,25 @@ def balanced(options: Any, model: nn.Module, comm: Comm, wanted_s: float) -> int
     return size
 
 
-def timeline(candidate: Tree, x: Tensor, y: Tensor) -> list[list[Any]]:
-    """What rank 0 did in three steps: [lane, what, from, to] in seconds."""
-    events: list[list[Any]] = []
-    tree = candidate.optimizer
-    wait_for, begin = tree._wait_for, time.monotonic()
-
-    def now() -> float:
-        return time.monotonic() - begin
-
-    def waits(layer: int) -> None:
-        start = now()
-        wait_for(layer)
-        events.append(["waits", f"layer {layer}", start, now()])
-
-    tree._wait_for = waits
-    for step in range(3):
-        tree.zero_grad()
-        start = now()
-        loss = functional.cross_entropy(candidate.call(x), y)
-        middle = now()
-        loss.backward()
-        end = now()
-        tree.step()
-        events += [["forward", str(step), start, middle], ["backward", str(step), middle, end]]
-    candidate.finish()
-    tree._wait_for = wait_for
-    for layer, target, start, end in tree._engine.sent():
-        if start >= begin:
-            events.append(["sends", f"layer {layer} to rank {target}", start - begin, end - begin])
-    return events
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--model", choices=MODELS, default="mlp")
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=0)
-    parser.add_argument("--step-s", type=float, default=0.0, help="computation of a step")
-    parser.add_argument("--count", metavar="LIBRARY", help="count collectives, and time nothing")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--own-cores", action="store_true", help="share cores out among nodes")
-    parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=[])
-    options = parser.parse_args()
+    options = read_plan()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     comm = Comm()
-    if options.own_cores:
-        keep_to_own_cores(comm)
     torch.manual_seed(0)
     model = MODELS[options.model](options.width)
     with torch.no_grad():
         model(data(options.model, options.width, 2, 0)[0])  # lazy layers learn their shape
     wire_s = communication_s(comm, model)
-    wanted_s = options.step_s or wire_s
-    batch = options.batch or balanced(options, model, comm, wanted_s)
+    batch = options.batch or balanced(options, model, comm, wire_s)
     batch = MPI.COMM_WORLD.bcast(batch)
     x, y = data(options.model, options.width, batch, comm.rank)
     candidates = {name: CANDIDATES[name](model, comm) for name in options.candidates}
     took: dict[str, list[float]] = {name: [] for name in candidates}
-    costs: dict[str, list[Any]] = {name: [] for name in candidates}
-    if options.count:
-        numbers = {name: counted(candidates[name], x, y, options.count) for name in candidates}
-        return end(comm, candidates, options.out, numbers)
 
     def turn(name: str) -> None:
-        before = spent()  # of a turn alone: MPI's barriers spin
         for _ in range(options.steps):
             candidates[name].step(x, y)
         candidates[name].finish()
-        costs[name].append(spent() - before)
 
     for number in range(options.rounds + 1):
         for name in candidates:
@@ -361,22 +234,12 @@ def main() -> None:
         "bytes": sum(p.numel() * 4 for p in model.parameters()),
         "communication_s": wire_s,
         "seconds": took,
-        "spent": {
-            name: comm.allreduce(np.mean(cost[1:], axis=0) / options.steps, "mean").tolist()
-            for name, cost in costs.items()
-        },
         "apart": _apart(candidates),
     }
-    if "tree_overlap" in candidates:
-        result["timeline"] = timeline(candidates["tree_overlap"], x, y)  # type: ignore[arg-type]
-    end(comm, candidates, options.out, result)
-
-
-def end(comm: Comm, candidates: dict[str, Candidate], out: Path, result: object) -> None:
     for candidate in candidates.values():
         candidate.close()
     if comm.rank == 0:
-        out.write_text(json.dumps(result))
+        write_result(result)
     comm.close()
     MPI.COMM_WORLD.Barrier()
 

@@ -1,21 +1,18 @@
 """The ranks of overlap.py that time put_notify: in shared memory and over MPI, on one node.
 
-Owns the pings. Loads no torch, which takes longer than the measurement. Rank 0 writes what was
-measured into the file that it is told.
+Loads no torch, which takes longer than the measurement.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hsgd import Comm, NotifiedWindow
+from workers.serving import write_result
 
 __all__: list[str] = []
 
@@ -56,7 +53,7 @@ def main() -> None:
     for window in windows.values():
         window.close()
     if comm.rank == 0:
-        Path(sys.argv[1]).write_text(json.dumps(rows))
+        write_result(rows)
     comm.close()
 
 

@@ -1,7 +1,7 @@
 """Where texts of rarely.py begin: `python rank.py rarely_pretraining OUT SEED STEPS`.
 
 One process trains the model for some steps, with a constant learning rate after its warm-up, and
-writes weights and AdamW's state to OUT. Never communicates.
+writes weights and AdamW's state to OUT.
 """
 
 from __future__ import annotations

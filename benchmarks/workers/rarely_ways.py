@@ -1,7 +1,7 @@
 """The ways of communicating that rarely.py compares, by name: hsgd's, DDP over gloo and torchft.
 
-Owns the settings of each way. Never trains. DDP and torchft meet over gloo; torchft's DiLoCo runs
-without its servers, so it is its rule and its allreduces that are measured, not its quorums.
+DDP and torchft meet over gloo; torchft's DiLoCo runs without its servers, so it is its rule and its
+allreduces that are measured, not its quorums.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ __all__ = [
     "OUTER",
     "WAYS",
     "as_saved",
-    "meet",
     "missing",
     "torchft_version",
 ]
@@ -60,26 +58,13 @@ def missing(way: str) -> str | None:
     return None
 
 
-def meet(comm: Comm, store: Path) -> None:
-    """Start torch's group over gloo; collective, blocking. `store`: a file that all ranks reach."""
-    if comm.rank == 0:
-        store.unlink(missing_ok=True)
-    comm.barrier()
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=comm.rank, world_size=comm.size
-    )
-
-
 class _DDP:
     """DistributedDataParallel over gloo, with the optimizer as it is."""
 
     def __init__(self, adamw: Any, net: nn.Module, comm: Comm, steps: int) -> None:
         self.forward = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
-        self.param_groups, self.step, self.zero_grad = (
-            adamw.param_groups,
-            adamw.step,
-            adamw.zero_grad,
-        )
+        self.param_groups = adamw.param_groups
+        self.step, self.zero_grad = adamw.step, adamw.zero_grad
 
 
 class _Averages:
@@ -119,11 +104,8 @@ class _TorchFT:
             _Averages(comm.size), [net], adamw, outer, sync_every=30, pin_memory=False
         )
         self._theirs.__enter__()
-        self.param_groups, self.step, self.zero_grad = (
-            adamw.param_groups,
-            adamw.step,
-            adamw.zero_grad,
-        )
+        self.param_groups = adamw.param_groups
+        self.step, self.zero_grad = adamw.step, adamw.zero_grad
 
     @contextlib.contextmanager
     def at_outer_weights(self) -> Iterator[None]:

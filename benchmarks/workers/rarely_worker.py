@@ -1,20 +1,17 @@
-"""A rank of rarely.py, by mpirun: `python rank.py rarely_worker OUT TASK SEED STEPS LONGER BATCH
-RATE LR MOMENTUM START TARGET WAY...`.
+"""A rank of rarely.py.
 
-Trains the same model on the same samples once for each way of communicating. Rank 0 writes rows to
-OUT. The clock runs while ranks train, not while the loss is taken. The loss is that of the model
-that the way would save: outer weights, the centre, the mean of all models. LONGER: so many times
-STEPS other ways than synchronous training may take; above 1 they end at the last loss of
-synchronous training, which is TARGET, or "none" where it is trained here. RATE: of AdamW. LR,
-MOMENTUM: of DiLoCo's outer steps. START: a file of rarely_pretraining, or "scratch".
+Trains the same model on the same samples once for each way of communicating. The clock runs while
+ranks train, not while the loss is taken. The loss is that of the model that the way would save:
+outer weights, the centre, the mean of all models. Plan: task, seed, steps, batch, rate (of AdamW),
+outer (learning rate and momentum of DiLoCo's outer steps), start (a file of rarely_pretraining, or
+"scratch"), ways, and longer: so many times the steps other ways than synchronous training, which
+comes first, may take; above 1 they end at its last loss.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +26,8 @@ from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import DiLoCo
 from tasks.training_task import TASKS, Batch, TrainingTask, loss_of
-from workers.rarely_ways import BASE, EAGER, NEEDS_GLOO, OUTER, WAYS, as_saved, meet
+from workers.rarely_ways import BASE, EAGER, NEEDS_GLOO, OUTER, WAYS, as_saved
+from workers.serving import meet, read_plan, write_result
 
 __all__: list[str] = []
 
@@ -151,29 +149,22 @@ def _sent_bytes() -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    out, task, seed, steps, longer, batch, rate, lr, momentum, start, base, *ways = sys.argv[1:]
-    OUTER.lr, OUTER.momentum = float(lr), float(momentum)
+    plan = read_plan()
+    OUTER.lr, OUTER.momentum = plan.outer
     with Comm(config=Config(timeout_s=120.0)) as comm:
         hvd.init(comm)
-        if set(ways) & set(NEEDS_GLOO):
-            meet(comm, Path(out).with_suffix(".store"))
-        training = _Training(
-            TASKS[task](),
-            int(seed),
-            int(steps),
-            float(longer),
-            int(batch),
-            float(rate),
-            None if start == "scratch" else torch.load(start),
-        )
-        target = None if base == "none" else float(base)
-        rows = []
-        for way in ways:
+        if set(plan.ways) & set(NEEDS_GLOO):
+            meet(comm)
+        start = None if plan.start == "scratch" else torch.load(plan.start)
+        numbers = (plan.seed, plan.steps, plan.longer, plan.batch, plan.rate)
+        training = _Training(TASKS[plan.task](), *numbers, start)
+        target, rows = None, []
+        for way in plan.ways:
             rows.append(train(comm, training, way, None if way == BASE else target))
             if way == BASE and training.longer > 1:
                 target = rows[-1]["loss"]
             if comm.rank == 0:  # what is there counts, should a later way fail
-                Path(out).write_text(json.dumps(rows))
+                write_result(rows)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         hvd.shutdown()

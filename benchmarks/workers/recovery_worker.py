@@ -1,12 +1,11 @@
 """One rank of an elastic training that faults disturb: digits, or a small GPT over characters.
 
-Owns the models, the loop, and the file in which the rank notes when it entered the training and
-ended each step. Ranks that are left share the batch. Never harms a rank: studies/recovery_jobs.py
-does.
+Notes in a file when it entered the training and ended each step. Ranks that are left share the
+batch. studies/recovery_jobs.py harms them.
 
     rank.py recovery_worker TASK DATA FOLDER SEED EPOCHS
 
-DATA: an .npz file of studies/recovery_tasks.py. Lines in FOLDER/HOST-PID.log, with times of
+DATA: an .npz file of studies/recovery_jobs.py. Lines in FOLDER/HOST-PID.log, with times of
 CLOCK_MONOTONIC: "begin PARENT TIME", "enter WORLD RANK SIZE STEP TIME", "step STEP TIME", "end
 TIME". Rank 0 writes FOLDER/score.json at the end.
 """

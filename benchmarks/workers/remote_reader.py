@@ -1,14 +1,13 @@
 """One turn of a benchmark of URLs: a reader of samples behind a server, in a process of its own.
 
-Owns the readers, and what is measured of them:
-`rank.py remote_reader NAME PLACE SAMPLE_BYTES BUDGET` prints one line of JSON. Never starts a
-server. Packages of peers are fetched by io_packages.py.
+`rank.py remote_reader NAME PLACE SAMPLE_BYTES BUDGET` prints one line of JSON.
 """
 
 from __future__ import annotations
 
 import http.client
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -145,14 +144,9 @@ def _streaming(shuffle: bool) -> Callable[[str, int], Batches]:
             stream = package.StreamingDataset(
                 remote=f"s3://{BUCKET}/mds", local=cache, shuffle=shuffle, batch_size=BATCH_SIZE
             )
-            rows = []
-            for sample in stream:
-                rows.append(np.frombuffer(sample["data"], np.uint8))
-                if len(rows) == BATCH_SIZE:
-                    yield np.stack(rows)
-                    rows = []
-            if rows:
-                yield np.stack(rows)
+            rows = (np.frombuffer(sample["data"], np.uint8) for sample in stream)
+            while batch := list(itertools.islice(rows, BATCH_SIZE)):
+                yield np.stack(batch)
         package.base.util.clean_stale_shared_memory()
 
     return batches

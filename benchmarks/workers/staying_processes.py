@@ -1,8 +1,4 @@
-"""Processes that stay from turn to turn, so that start-up does not count, and follow orders.
-
-Owns the processes and their pipes, how an answer or an error comes back, and the memory of a
-process. Never measures.
-"""
+"""Processes that stay from turn to turn, so that start-up does not count, and follow orders."""
 
 from __future__ import annotations
 

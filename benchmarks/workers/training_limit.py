@@ -5,7 +5,7 @@ a sum over gradients that lie in shared memory takes two accesses per byte, beca
 its part of all gradients and writes that part of all results. Between nodes every node sends
 2 (N - 1) / N of its gradients to the next one, and receives as many, by TCP, from the beginning of
 the step on; as many ranks of each node as the smallest one has share that, with one connection
-each. Never sums anything.
+each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A rank of benchmarks/training.py: makes steps with one way to communicate, and without.
 
 Owns the timing of a step: from a barrier until its gradients are those of all ranks (for "cnn":
-until the weights are updated). Never compares candidates.
+until the weights are updated). Serves `setup CASE`, `tune SECONDS`, `measure COUNT`, `weigh CASE`,
+`release` and `end` (serving.py).
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
-import socket
 import sys
 import time
 import weakref
@@ -24,6 +23,7 @@ from mpi4py import MPI
 from torch import Tensor, nn
 
 from harness import steps
+from workers.serving import serve
 from workers.training_limit import Link, Transfer
 
 __all__: list[str] = []
@@ -33,7 +33,8 @@ TUNING_STEPS = 5  # between two looks at the clock
 TUNED_STEPS = 20  # of one setting of Horovod's autotuner: it tries no more of them
 WORLD = MPI.COMM_WORLD
 
-Forward = Callable[[Tensor], Tensor]
+Wrapped = tuple[Callable[[Tensor], Tensor], torch.optim.Optimizer, Callable[[], None]]
+"""What runs forward, what steps, and what ends a step without an update."""
 
 
 class Way:
@@ -44,10 +45,7 @@ class Way:
     def start(self, folder: Path) -> None:
         """Collective."""
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
-        """What runs forward, what steps, and what ends a step without an update."""
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
         return model, optimizer, lambda: None
 
     def tried(self) -> int:
@@ -59,10 +57,6 @@ class Way:
         ranks.
         """
         return False
-
-    def chosen(self) -> dict[str, int]:
-        """What it stays with."""
-        return {}
 
     def end(self) -> None:
         """Collective."""
@@ -88,9 +82,7 @@ class ByHorovod(Way):
         self._hvd = importlib.import_module(self._module)
         self._hvd.init()
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
         self._hvd.broadcast_parameters(model.state_dict(), 0)
         self._count = sum(parameter.numel() for parameter in model.parameters())
         options = dict(self._options)
@@ -110,17 +102,6 @@ class ByHorovod(Way):
         if choice.steps_left == 0 and choice.during_s is not None:
             self._strategies[self._count] = "overlap" if choice.overlaps else "after_backward"
         return bool(choice.steps_left > 0)
-
-    def chosen(self) -> dict[str, int]:
-        """Whether gradients travel during backward, where that is known, and what a trial found."""
-        choice = getattr(self._made(), "overlap_choice", None)
-        if choice is None:
-            return {}
-        found = {"overlaps": int(choice.overlaps)}
-        if choice.during_s is not None:
-            found["during_us"] = int(1e6 * choice.during_s)
-            found["after_us"] = int(1e6 * choice.after_s)
-        return found
 
     def tried(self) -> int:
         """Lines in the log of Horovod's autotuner, on the rank that writes it."""
@@ -148,9 +129,7 @@ class ByGloo(Way):
             world_size=WORLD.size,
         )
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
         wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         if self._zero:
             from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -172,9 +151,7 @@ class ByLimit(Way):
     def start(self, folder: Path) -> None:
         self._link = Link(WORLD)
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
         nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
         transfer = Transfer(self._link, nbytes)
 
@@ -225,14 +202,14 @@ class Bench:
         plain()
         step()
         self._steps = plain, step
-        return {"both_s": time.perf_counter() - begin, "tuning": self._way.chosen()}
+        return {"both_s": time.perf_counter() - begin}
 
-    def tune(self, seconds: float) -> dict[str, Any]:
+    def tune(self, seconds: str) -> dict[str, Any]:
         """Steps for a way that tunes itself, until it is done with that or `seconds` have passed.
         Collective.
         """
         assert self._steps is not None
-        end_s = time.perf_counter() + seconds
+        end_s = time.perf_counter() + float(seconds)
         steps = last = tried = 0
         while WORLD.bcast(time.perf_counter() < end_s and steps - last < TUNED_STEPS):
             for _ in range(TUNING_STEPS):
@@ -258,35 +235,32 @@ class Bench:
             else:
                 finish()
 
-        if updates and isinstance(model, steps.Gradients):
-            step()
+        if not isinstance(model, steps.Gradients):
+            return step
+        step()
+        if updates:
             expected = -1e-3 * (WORLD.size + 1) / 2
             for number, weight in enumerate(model.weights):
                 if not torch.allclose(weight, torch.full_like(weight, expected), rtol=1e-6):
                     raise RuntimeError(f"wrong result: parameter {number} is not {expected}")
-        elif isinstance(model, steps.Gradients):
-            step()
+        else:
             expected = (WORLD.size + 1) / 2 if way.adds else WORLD.rank + 1.0
             wrong = model.wrong(expected)
             if wrong is not None:
                 raise RuntimeError(f"wrong result: {wrong}")
         return step
 
-    def measure(self, count: int) -> dict[str, Any]:
-        """Seconds of `count` steps of both kinds, in turn, and of processor time in this process.
-        Collective.
-        """
+    def measure(self, count: str) -> dict[str, Any]:
+        """Seconds of `count` steps of both kinds, in turn. Collective."""
         assert self._steps is not None
         found: list[list[float]] = [[], []]
-        worked: list[list[float]] = [[], []]
-        for _ in range(count):
+        for _ in range(int(count)):
             for kind, step in enumerate(self._steps):
                 WORLD.Barrier()
-                begin, work = time.perf_counter(), time.process_time()
+                begin = time.perf_counter()
                 step()
                 found[kind].append(time.perf_counter() - begin)
-                worked[kind].append(time.process_time() - work)
-        return {"plain": found[0], "step": found[1], "worked": worked}
+        return {"plain": found[0], "step": found[1]}
 
     def weigh(self, case: str) -> dict[str, Any]:
         """Resident bytes that this rank gains by a model that is trained. Collective."""
@@ -323,36 +297,10 @@ def resident_bytes() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
-def obey(bench: Bench, verb: str, words: list[str]) -> dict[str, Any]:
-    try:
-        if verb == "setup":
-            return bench.setup(words[0])
-        if verb == "weigh":
-            return bench.weigh(words[0])
-        if verb == "measure":
-            return bench.measure(int(words[0]))
-        if verb == "tune":
-            return bench.tune(float(words[0]))
-        return bench.release() if verb == "release" else bench.end()
-    except Exception as error:  # the parent goes on with others
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-
-
 def main(way: str, address: str) -> None:
-    """Serve the parent at `address` until it says `end`, or is gone."""
+    """Serve the parent at `address`."""
     bench = Bench(way, Path(address).parent)
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        with connection.makefile("rw", encoding="utf-8") as lines:
-            lines.write(f"{WORLD.rank}\n")
-            lines.flush()
-            for line in lines:
-                verb, *words = line.split()
-                with contextlib.suppress(BrokenPipeError):
-                    lines.write(json.dumps(obey(bench, verb, words)) + "\n")
-                    lines.flush()
-                if verb == "end":
-                    break
+    serve(address, WORLD.rank, lambda verb, *words: getattr(bench, verb)(*words))
 
 
 if __name__ == "__main__":

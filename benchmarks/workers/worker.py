@@ -1,20 +1,17 @@
-"""One rank of a worker job: does what the parent orders, one line each way on a UNIX socket.
+"""One rank of a worker job: does what the parent orders (serving.py).
 
 Owns the buffers, the timed loop and the check of the results on this rank. Never decides how often
 or in which order anything is measured. Started by mpirun: rank.py worker SOCKET.
 
 Orders: `setup NAME [WORD]`, `measure NAME COLLECTIVE BYTES CALLS BATCHES BUFFERS`, `release`,
-`end`. Answers are JSON objects; {"error": ...} says why a candidate cannot be measured, {"missing":
-...} why it cannot do this collective. Between orders the rank sleeps in a read. native/worker.c
-speaks the same protocol. Runs with NumPy and mpi4py alone: other environments have no hsgd.
+`end`. Of the answers {"error": ...} says why a candidate cannot be measured, {"missing": ...} why
+it cannot do this collective. Runs with NumPy and mpi4py alone: other environments have no hsgd.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -26,6 +23,7 @@ from harness.candidates import CANDIDATES
 from harness.operations import OPERATIONS, Operation
 from harness.pattern import Floats, Pattern, difference, digest
 from workers.bindings import BINDINGS, Binding, Call
+from workers.serving import serve
 
 __all__ = ["Bench", "main"]
 
@@ -56,19 +54,18 @@ class Bench:
         self.buffers: dict[str, _Buffers] = {}
         self.pauses = random.Random(1)  # the same on all ranks
 
-    def setup(self, name: str) -> dict[str, Any]:
+    def setup(self, name: str, *_: str) -> dict[str, Any]:
         """Import and start a candidate; collective."""
         self.bindings[name] = BINDINGS[name](self.folder)
         return {}
 
-    def measure(
-        self, name: str, collective: str, nbytes: int, calls: int, batches: int, pairs: int
-    ) -> dict[str, Any]:
+    def measure(self, name: str, collective: str, *numbers: str) -> dict[str, Any]:
         """Seconds per call of each batch, and whether the results are right; collective.
 
         Buffers are used in turn. All are used once untimed and then spoilt, so what is checked
         was written by the timed calls. A batch begins when all ranks have arrived.
         """
+        nbytes, calls, batches, pairs = map(int, numbers)
         operation, binding = OPERATIONS[collective], self.bindings[name]
         mine = self._allocate(operation, binding, nbytes, pairs)
         refills = _BY_NAME[name].in_place and collective == "allreduce"
@@ -184,31 +181,9 @@ class Bench:
 
 
 def main(address: str) -> None:
-    """Serve the parent at `address` until it says `end`, or is gone."""
+    """Serve the parent at `address`."""
     bench = Bench(os.path.dirname(address))
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        with connection.makefile("rw", encoding="utf-8") as lines:
-            lines.write(f"{bench.world.rank}\n")
-            lines.flush()
-            for line in lines:
-                verb, *words = line.split()
-                lines.write(json.dumps(_obey(bench, verb, words)) + "\n")
-                lines.flush()
-                if verb == "end":
-                    break
-
-
-def _obey(bench: Bench, verb: str, words: list[str]) -> dict[str, Any]:
-    try:
-        if verb == "measure":
-            return bench.measure(words[0], words[1], *map(int, words[2:]))
-        if verb == "setup":
-            return bench.setup(words[0])
-        return bench.release() if verb == "release" else bench.end()
-    except (Exception, SystemExit) as error:  # a candidate may fail in any way: the parent goes on
-        text = " ".join(str(error).split())
-        return {"error": f"{type(error).__name__}: {text}" if text else type(error).__name__}
+    serve(address, bench.world.rank, lambda verb, *words: getattr(bench, verb)(*words))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
-import torch
-
 import ddp
 import gossip
 import lars
 import node_shared
 import training
 from harness import stopping
+from harness.worker_jobs import WorkerJobs
 from studies import gossip_cost, gossip_links, large_batch
 
 __all__: list[str] = []
@@ -63,7 +61,7 @@ def test_steps_of_training_are_kept(
     program: Any, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure_one(place: Any, ways: Any, cases: Any, turns: int, said: Any, found: Any) -> None:
-        found[case, "hsgd"] = training.Samples([1e-3], [3e-3], [1e-3], [3e-3])
+        found[case, "hsgd"] = training.Samples([1e-3], [3e-3])
         found[case, "ddp"] = training.Samples([], [])  # it was made, and not measured
         sys.exit(143)
 
@@ -79,7 +77,7 @@ def test_times_are_kept_when_memory_was_not_measured_any_more(
 ) -> None:
     def measure(place: Any, ways: Any, cases: Any, turns: int, said: Any, found: Any) -> None:
         for name, step_s in (("hsgd-node-shared", 2e-3), ("horovod", 6e-3)):
-            found["bert+sgd", name] = training.Samples([1e-3], [step_s], [1e-3], [step_s])
+            found["bert+sgd", name] = training.Samples([1e-3], [step_s])
 
     def weigh(place: Any, ways: Any, cases: Any, said: Any, found: Any) -> None:
         found["bert+sgd", "hsgd-node-shared"] = [100, 110]
@@ -176,12 +174,12 @@ def test_turns_of_gossip_on_links_are_kept(tmp_path: Path, monkeypatch: pytest.M
 def test_what_the_ranks_of_ddp_wrote_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spawn(worker: Any, args: Any, nprocs: int, join: bool) -> Any:
+    def run(jobs: WorkerJobs, layout: Any, plan: Any, environment: Any) -> Any:
         seconds = {"hsgd": [2e-3], "gloo": [5e-3], "nothing": [1e-3]}
-        Path(args[-1]).write_text(json.dumps({"seconds": {"bert": seconds}, "failures": []}))
-        return types.SimpleNamespace(join=lambda: sys.exit(143), processes=[])
+        jobs.out.write_text(json.dumps({"seconds": {"bert": seconds}, "failures": []}))
+        sys.exit(143)
 
-    monkeypatch.setattr(torch.multiprocessing, "spawn", spawn)
+    monkeypatch.setattr(WorkerJobs, "run", run)
     file = tmp_path / "a.json"
     assert ddp.main(["--models", "bert", "resnet50", "--json", str(file)]) == 143
     assert written(file)["ratios"] == {

@@ -24,6 +24,7 @@ import node_shared
 from harness import (
     candidates,
     command,
+    installing,
     jobs,
     layouts,
     operations,
@@ -502,7 +503,7 @@ def test_a_peer_counts_as_made_only_when_it_was_made_to_the_end(
         if len(created) == 2:
             raise peers.PeerMissing("MPICH: no network")
 
-    monkeypatch.setattr(peers, "_run", fail)
+    monkeypatch.setattr(installing, "run", fail)
     with pytest.raises(peers.PeerMissing, match="no network"):
         peers.mpich_environment(install=True)
     folder = peers.mpich_environment(install=True)  # from the beginning

@@ -103,10 +103,8 @@ def test_a_run_that_is_interrupted_leaves_what_it_has(
             raise KeyboardInterrupt from None
 
     monkeypatch.setattr(elastic.WorkerJobs, "run", run)
-    monkeypatch.setattr(elastic.signal, "signal", lambda *_: None)
     target = tmp_path / "e.json"
-    with pytest.raises(KeyboardInterrupt):
-        elastic.main(["--parts", "box", "slow", "--json", str(target)])
+    assert elastic.main(["--parts", "box", "slow", "--json", str(target)]) == 130
     assert json.loads(target.read_text())["ratios"] == {"vs_limit/read/1_workers": 1.0}
 
 

@@ -23,7 +23,7 @@ __all__: list[str] = []
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = Case("two-classes", 4, (0, 1), 30, evaluations=2)
+SMALL = Case("two-classes", 4, (0, 1), 30)
 
 
 def test_a_quick_run_writes_rows_ratios_a_table_and_a_plot(tmp_path: Path) -> None:

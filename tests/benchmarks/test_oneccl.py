@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import candidates, jobs, layouts, operations, peers
+from harness import candidates, installing, jobs, layouts, operations, peers
 
 __all__: list[str] = []
 
@@ -53,7 +53,7 @@ def test_its_library_is_linked_once_of_what_three_wheels_have(
 ) -> None:
     monkeypatch.setenv("HSGD_CACHE", str(tmp_path))
     tools = FakeTools()
-    monkeypatch.setattr(peers, "_run", tools.run)
+    monkeypatch.setattr(installing, "run", tools.run)
     library = peers.oneccl_library(install=True)
     files = {p.relative_to(library.parent): p for p in library.parent.rglob("*") if p.is_file()}
     texts = {str(name): path.read_text() for name, path in files.items()}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness import candidates, descriptors, jobs, layouts, operations, pattern, setup_cost, turns
+from harness import candidates, jobs, layouts, operations, pattern, setup_cost, turns
 from toolkit.processes import run_marked
 
 __all__: list[str] = []
@@ -123,7 +123,7 @@ def test_set_up_is_summed_over_ranks_and_compared_with_the_goal() -> None:
     ]
     assert rows[0]["wall_s"] == 0.7 and rows[0]["cpu_s"] == pytest.approx(0.51)
     assert setup_cost.setup_ratios(rows) == {"vs_goal/setup/np4": 2.0}
-    assert "Intel MPI (C): MPI_Init, s" in setup_cost.setup_table(rows)
+    assert "Intel MPI (C): MPI_Init" in setup_cost.setup_table(rows)
 
 
 def test_buffers_of_many_ranks_are_fewer() -> None:
@@ -135,9 +135,9 @@ def test_buffers_of_many_ranks_are_fewer() -> None:
 def test_a_rank_may_open_as_many_files_as_it_is_told() -> None:
     code = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     command = (sys.executable, "-c", code)
-    assert descriptors.limited(command, "") == command
+    assert jobs.limited(command, "") == command
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for ulimit, wanted in (("-n 64", "64 64"), ("-Sn 64", f"64 {hard}")):
-        words = descriptors.limited(command, ulimit)
+        words = jobs.limited(command, ulimit)
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == wanted

@@ -14,7 +14,7 @@ import pytest
 
 from harness import layouts
 from studies import recovery_figures as figures
-from studies import recovery_jobs, recovery_tasks
+from studies import recovery_jobs
 from studies.recovery_jobs import Entry, Fault, RankNotes
 from toolkit.processes import run_marked
 
@@ -148,16 +148,16 @@ def test_a_rank_that_has_the_state_is_killed(
             rank.wait()
 
 
-@pytest.mark.parametrize("task", recovery_tasks.SAMPLES)
+@pytest.mark.parametrize("task", recovery_jobs.SAMPLES)
 def test_samples_are_those_of_a_task(task: str, tmp_path: Path) -> None:
-    arrays = recovery_tasks.SAMPLES[task]()
+    arrays = recovery_jobs.SAMPLES[task]()
     assert len(arrays["input"]) == len(arrays["target"]) > 1000
     assert len(arrays["test_input"]) == len(arrays["test_target"]) > 300
     if task == "gpt":
         assert (arrays["input"][:, 1:] == arrays["target"][:, :-1]).all()
         assert arrays["input"].max() < 128
-    path = recovery_tasks.write_samples(task, tmp_path)
-    assert recovery_tasks.write_samples(task, tmp_path) == path
+    path = recovery_jobs.write_samples(task, tmp_path)
+    assert recovery_jobs.write_samples(task, tmp_path) == path
 
 
 @pytest.mark.bench

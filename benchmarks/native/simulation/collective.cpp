@@ -4,6 +4,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -37,122 +38,76 @@ hsgd_options options_with(int radix) {
   return options;
 }
 
-class HsgdCollectives final : public Collectives {
- public:
-  explicit HsgdCollectives(int radix) {
-    const int rank = rank_here();
-    const int size = size_of_world();
-    std::vector<int> node_of_rank(static_cast<size_t>(size));
-    std::iota(node_of_rank.begin(), node_of_rank.end(), 0);
-    hsgd::Place place = hsgd::place_on(std::move(node_of_rank), rank);
-    MPI_Comm comm = MPI_COMM_NULL;
-    PMPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    hsgd::Line line{std::make_shared<hsgd::OwnComm>(comm), place.node_of_rank, rank};
-    const std::string path =
-        hsgd::text("@hsgd-simulation-%d-%d", static_cast<int>(::getpid()), rank);
-    counts_.assign(static_cast<size_t>(size), 0);
-    comm_ = std::make_unique<hsgd::Communicator>(path, nullptr, std::move(place),
-                                                 hsgd::make_mpi_transport(std::move(line), nullptr),
-                                                 options_with(radix));
-  }
-  // The simulation ends with the measurement: closing, N - 1 messages of each rank, is not part of
-  // it, and a thousand ranks would take minutes for it.
-  ~HsgdCollectives() override { static_cast<void>(comm_.release()); }
-
-  void allreduce(const Vectors& vectors) override {
-    comm_->allreduce(vectors.in, vectors.out, vectors.count, HSGD_FLOAT32, HSGD_SUM, nullptr);
-  }
-  void allgather(const Vectors& vectors) override {
-    comm_->allgather(vectors.in, vectors.out, blocks_of(vectors), HSGD_FLOAT32, nullptr);
-  }
-  void reduce_scatter(const Vectors& vectors) override {
-    comm_->reduce_scatter(vectors.in, vectors.out, blocks_of(vectors), HSGD_FLOAT32, HSGD_SUM,
-                          nullptr);
-  }
-  void alltoall(const Vectors& vectors) override {
-    const uint64_t* blocks = blocks_of(vectors);
-    comm_->alltoall(vectors.in, blocks, vectors.out, blocks, HSGD_FLOAT32, nullptr);
-  }
-  void broadcast(const Vectors& vectors) override {
-    comm_->broadcast(vectors.out, vectors.count, HSGD_FLOAT32, 0, nullptr);
-  }
-  void barrier() override { comm_->barrier(); }
-
- private:
-  const uint64_t* blocks_of(const Vectors& vectors) {
-    counts_.assign(counts_.size(), vectors.count / counts_.size());
-    return counts_.data();
-  }
-
-  std::unique_ptr<hsgd::Communicator> comm_;
-  std::vector<uint64_t> counts_;
-};
-
-class MpiCollectives final : public Collectives {
- public:
-  void allreduce(const Vectors& vectors) override {
-    PMPI_Allreduce(vectors.in, vectors.out, whole(vectors), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-  }
-  void allgather(const Vectors& vectors) override {
-    PMPI_Allgather(vectors.in, block(vectors), MPI_FLOAT, vectors.out, block(vectors), MPI_FLOAT,
-                   MPI_COMM_WORLD);
-  }
-  void reduce_scatter(const Vectors& vectors) override {
-    PMPI_Reduce_scatter_block(vectors.in, vectors.out, block(vectors), MPI_FLOAT, MPI_SUM,
-                              MPI_COMM_WORLD);
-  }
-  void alltoall(const Vectors& vectors) override {
-    PMPI_Alltoall(vectors.in, block(vectors), MPI_FLOAT, vectors.out, block(vectors), MPI_FLOAT,
-                  MPI_COMM_WORLD);
-  }
-  void broadcast(const Vectors& vectors) override {
-    PMPI_Bcast(vectors.out, whole(vectors), MPI_FLOAT, 0, MPI_COMM_WORLD);
-  }
-  void barrier() override { PMPI_Barrier(MPI_COMM_WORLD); }
-
- private:
-  int whole(const Vectors& vectors) const { return static_cast<int>(vectors.count); }
-  int block(const Vectors& vectors) const { return whole(vectors) / size_; }
-
-  const int size_ = size_of_world();
-};
-
-struct Named {
-  const char* name;
-  void (*run)(Collectives& collectives, const Vectors& vectors);
-};
-
-constexpr Named kNamed[] = {
-    {"allreduce", [](Collectives& all, const Vectors& vectors) { all.allreduce(vectors); }},
-    {"allgather", [](Collectives& all, const Vectors& vectors) { all.allgather(vectors); }},
-    {"reduce_scatter",
-     [](Collectives& all, const Vectors& vectors) { all.reduce_scatter(vectors); }},
-    {"alltoall", [](Collectives& all, const Vectors& vectors) { all.alltoall(vectors); }},
-    {"broadcast", [](Collectives& all, const Vectors& vectors) { all.broadcast(vectors); }},
-    {"barrier", [](Collectives& all, const Vectors&) { all.barrier(); }},
-};
-
-const Named* named(const std::string& name) {
-  for (const Named& one : kNamed) {
-    if (name == one.name) return &one;
-  }
-  return nullptr;
+hsgd::Communicator* communicator_with(int radix) {
+  const int rank = rank_here();
+  std::vector<int> node_of_rank(static_cast<size_t>(size_of_world()));
+  std::iota(node_of_rank.begin(), node_of_rank.end(), 0);
+  hsgd::Place place = hsgd::place_on(std::move(node_of_rank), rank);
+  MPI_Comm comm = MPI_COMM_NULL;
+  PMPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  hsgd::Line line{std::make_shared<hsgd::OwnComm>(comm), place.node_of_rank, rank};
+  const std::string path = hsgd::text("@hsgd-simulation-%d-%d", static_cast<int>(::getpid()), rank);
+  return std::make_unique<hsgd::Communicator>(path, nullptr, std::move(place),
+                                              hsgd::make_mpi_transport(std::move(line), nullptr),
+                                              options_with(radix))
+      .release();
 }
 
 }  // namespace
 
-bool is_collective(const std::string& name) { return named(name) != nullptr; }
-
-bool run_collective(Collectives& collectives, const std::string& name, const Vectors& vectors) {
-  const Named* one = named(name);
-  if (one != nullptr) one->run(collectives, vectors);
-  return one != nullptr;
+Collectives make_hsgd_collectives(int radix) {
+  // Never closed: that is N - 1 messages of each rank, no part of the measurement, and a thousand
+  // ranks would take minutes for it.
+  hsgd::Communicator* comm = communicator_with(radix);
+  const auto counts = std::make_shared<std::vector<uint64_t>>(size_of_world());
+  const auto blocks_of = [counts](const Vectors& v) {
+    counts->assign(counts->size(), v.count / counts->size());
+    return counts->data();
+  };
+  Collectives all;
+  all["allreduce"] = [=](const Vectors& v) {
+    comm->allreduce(v.in, v.out, v.count, HSGD_FLOAT32, HSGD_SUM, nullptr);
+  };
+  all["allgather"] = [=](const Vectors& v) {
+    comm->allgather(v.in, v.out, blocks_of(v), HSGD_FLOAT32, nullptr);
+  };
+  all["reduce_scatter"] = [=](const Vectors& v) {
+    comm->reduce_scatter(v.in, v.out, blocks_of(v), HSGD_FLOAT32, HSGD_SUM, nullptr);
+  };
+  all["alltoall"] = [=](const Vectors& v) {
+    const uint64_t* blocks = blocks_of(v);
+    comm->alltoall(v.in, blocks, v.out, blocks, HSGD_FLOAT32, nullptr);
+  };
+  all["broadcast"] = [=](const Vectors& v) {
+    comm->broadcast(v.out, v.count, HSGD_FLOAT32, 0, nullptr);
+  };
+  all["barrier"] = [=](const Vectors&) { comm->barrier(); };
+  return all;
 }
 
-std::unique_ptr<Collectives> make_hsgd_collectives(int radix) {
-  return std::make_unique<HsgdCollectives>(radix);
+Collectives make_mpi_collectives() {
+  const auto whole = [](const Vectors& v) { return static_cast<int>(v.count); };
+  const auto block = [size = size_of_world()](const Vectors& v) {
+    return static_cast<int>(v.count) / size;
+  };
+  Collectives all;
+  all["allreduce"] = [=](const Vectors& v) {
+    PMPI_Allreduce(v.in, v.out, whole(v), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  };
+  all["allgather"] = [=](const Vectors& v) {
+    PMPI_Allgather(v.in, block(v), MPI_FLOAT, v.out, block(v), MPI_FLOAT, MPI_COMM_WORLD);
+  };
+  all["reduce_scatter"] = [=](const Vectors& v) {
+    PMPI_Reduce_scatter_block(v.in, v.out, block(v), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  };
+  all["alltoall"] = [=](const Vectors& v) {
+    PMPI_Alltoall(v.in, block(v), MPI_FLOAT, v.out, block(v), MPI_FLOAT, MPI_COMM_WORLD);
+  };
+  all["broadcast"] = [=](const Vectors& v) {
+    PMPI_Bcast(v.out, whole(v), MPI_FLOAT, 0, MPI_COMM_WORLD);
+  };
+  all["barrier"] = [](const Vectors&) { PMPI_Barrier(MPI_COMM_WORLD); };
+  return all;
 }
-
-std::unique_ptr<Collectives> make_mpi_collectives() { return std::make_unique<MpiCollectives>(); }
 
 }  // namespace simulation

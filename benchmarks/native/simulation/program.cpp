@@ -19,10 +19,10 @@ constexpr uint64_t kOwnBytes = uint64_t{512} << 20;
 constexpr double kLeadS = 0.1;
 
 // In the first call some of SMPI's algorithms split communicators by node.
-void warm_up(Collectives& collectives) {
+void warm_up(const Collectives& collectives) {
   const float in = 1;
   float out = 0;
-  collectives.allreduce({&in, &out, 1});
+  collectives.at("allreduce")({&in, &out, 1});
 }
 
 double now_s() { return simgrid::s4u::Engine::get_clock(); }
@@ -83,7 +83,7 @@ void Program::run_rank() {
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const auto collectives =
       arguments_.ours ? make_hsgd_collectives(arguments_.radix) : make_mpi_collectives();
-  warm_up(*collectives);
+  warm_up(collectives);
   for (size_t index = 0; index < cases_.size(); ++index) {
     const uint64_t bytes = arguments_.bytes[index];
     const uint64_t count = arguments_.operation == "barrier" ? 0 : bytes / sizeof(float);
@@ -94,13 +94,13 @@ void Program::run_rank() {
     if (!folds(bytes)) own.out.assign(count, -1);
     if (rank == 0) std::copy_n(buffers.in.begin(), count, buffers.out.begin());  // broadcasts it
     const Vectors vectors{buffers.in.data(), buffers.out.data(), count};
-    measure(*collectives, vectors, &cases_[index]);
+    measure(collectives, vectors, &cases_[index]);
     check(vectors, rank, &cases_[index]);
     if (++cases_[index].finished == arguments_.ranks) print(index);
   }
 }
 
-void Program::measure(Collectives& collectives, const Vectors& vectors, Case* one) const {
+void Program::measure(const Collectives& collectives, const Vectors& vectors, Case* one) const {
   PMPI_Barrier(MPI_COMM_WORLD);
   if (one->start_s < 0) one->start_s = now_s() + kLeadS;
   simgrid::s4u::this_actor::sleep_until(one->start_s);
@@ -108,16 +108,13 @@ void Program::measure(Collectives& collectives, const Vectors& vectors, Case* on
       arguments_.local_s +
       arguments_.local_s_per_byte * static_cast<double>(vectors.count * sizeof(float));
   const Sent before = sent_by_this_rank();
-  for (int call = 0; call < arguments_.calls; ++call) {
-    if (local_s > 0) simgrid::s4u::this_actor::sleep_for(local_s / 2);
-    run_collective(collectives, arguments_.operation, vectors);
-    if (local_s > 0) simgrid::s4u::this_actor::sleep_for(local_s / 2);
-  }
+  if (local_s > 0) simgrid::s4u::this_actor::sleep_for(local_s / 2);
+  collectives.at(arguments_.operation)(vectors);
+  if (local_s > 0) simgrid::s4u::this_actor::sleep_for(local_s / 2);
   const Sent after = sent_by_this_rank();
-  const auto calls = static_cast<uint64_t>(arguments_.calls);
   one->end_s = std::max(one->end_s, now_s());
-  one->most_messages = std::max(one->most_messages, (after.messages - before.messages) / calls);
-  one->most_bytes = std::max(one->most_bytes, (after.bytes - before.bytes) / calls);
+  one->most_messages = std::max(one->most_messages, after.messages - before.messages);
+  one->most_bytes = std::max(one->most_bytes, after.bytes - before.bytes);
 }
 
 // Of shared vectors those that hold the same values on all ranks, by rank 0 alone. Peers use the
@@ -140,8 +137,7 @@ void Program::print(size_t index) const {
   const Case& one = cases_[index];
   std::printf(
       "{\"bytes\": %llu, \"seconds\": %.9f, \"messages\": %llu, \"sent\": %llu, \"right\": %s}\n",
-      static_cast<unsigned long long>(arguments_.bytes[index]),
-      (one.end_s - one.start_s) / arguments_.calls,
+      static_cast<unsigned long long>(arguments_.bytes[index]), one.end_s - one.start_s,
       static_cast<unsigned long long>(one.most_messages),
       static_cast<unsigned long long>(one.most_bytes),
       one.checked ? (one.right ? "true" : "false") : "null");

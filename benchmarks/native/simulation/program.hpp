@@ -2,7 +2,6 @@
 // simulator's MPI.
 //
 // Owns the arguments, the start at the same simulated time on all ranks, and the check of results.
-// Never knows the platform.
 #ifndef HSGD_BENCHMARKS_PROGRAM_HPP_
 #define HSGD_BENCHMARKS_PROGRAM_HPP_
 
@@ -20,7 +19,6 @@ struct Arguments {
   int radix = 16;    // HSGD_WIRE_RADIX
   int ranks = 1;
   std::vector<uint64_t> bytes;  // of the whole vector
-  int calls = 1;                // of each size, one after the other
   // What the ranks of a node add before and after a collective: seconds, and seconds per byte.
   double local_s = 0;
   double local_s_per_byte = 0;
@@ -52,7 +50,7 @@ class Program {
   // Whether the vectors of all ranks are one, because their own would be too much memory: the
   // simulated ranks are one process, and a sum has then the same values on all of them.
   bool folds(uint64_t bytes) const;
-  void measure(Collectives& collectives, const Vectors& vectors, Case* one) const;
+  void measure(const Collectives& collectives, const Vectors& vectors, Case* one) const;
   void check(const Vectors& vectors, int rank, Case* one) const;
   void print(size_t index) const;
 

@@ -1,9 +1,8 @@
 // A run of the simulator: one platform, one form of a collective, several sizes.
 //
 // Usage: simulate PLATFORM operation=NAME form=hsgd|mpi radix=N ranks=N bytes=N,N...
-//   [calls=N] [local_s=X] [local_s_per_byte=X] [--cfg=...of SimGrid]
-// Rank i runs on the platform's host "node-i".
-// Owns the command line. Prints a line of JSON for each size.
+//   [local_s=X] [local_s_per_byte=X] [--cfg=...of SimGrid]
+// Rank i runs on the platform's host "node-i". Prints a line of JSON for each size.
 #include <mpi.h>
 #include <smpi/smpi.h>
 
@@ -13,7 +12,6 @@
 #include <sstream>
 #include <string>
 
-#include "collective.hpp"
 #include "program.hpp"
 
 namespace {
@@ -29,7 +27,7 @@ void read(const std::string& argument, simulation::Arguments* out) {
   if (equals == std::string::npos) refuse(argument);
   const std::string name = argument.substr(0, equals);
   const std::string value = argument.substr(equals + 1);
-  if (name == "operation" && simulation::is_collective(value)) {
+  if (name == "operation") {
     out->operation = value;
   } else if (name == "form" && (value == "hsgd" || value == "mpi")) {
     out->ours = value == "hsgd";
@@ -37,8 +35,6 @@ void read(const std::string& argument, simulation::Arguments* out) {
     out->radix = std::atoi(value.c_str());
   } else if (name == "ranks") {
     out->ranks = std::atoi(value.c_str());
-  } else if (name == "calls") {
-    out->calls = std::atoi(value.c_str());
   } else if (name == "local_s") {
     out->local_s = std::atof(value.c_str());
   } else if (name == "local_s_per_byte") {
@@ -73,9 +69,8 @@ int main(int argc, char** argv) {
   if (argc < 2) refuse("a command without a platform");
   simulation::Arguments arguments;
   for (int i = 2; i < argc; ++i) read(argv[i], &arguments);
-  if (arguments.bytes.empty() || arguments.ranks < 1 || arguments.calls < 1 ||
-      arguments.radix < 2) {
-    refuse("a command without sizes, ranks or calls, or with a radix below 2");
+  if (arguments.bytes.empty() || arguments.ranks < 1 || arguments.radix < 2) {
+    refuse("a command without sizes or ranks, or with a radix below 2");
   }
   simulation::Program program(arguments);
   SMPI_init();

@@ -1,19 +1,9 @@
-"""A rank of device_allreduce.py: `python rank.py device_worker PLAN RANK PATH`.
-
-Owns the candidates, the timing and the check of every turn. Rank 0 prints a line of JSON for each
-turn as it ends; a rank ends when its standard input does.
-"""
+"""The ranks of device_allreduce.py: the candidates, the timing and the check of every turn."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import json
-import os
-import random
-import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,9 +16,9 @@ from torch import Tensor
 from harness.pattern import Pattern
 from hsgd import Comm
 from hsgd.config import Config
-from workers.device_trace import traced_step
+from workers.staying_processes import orders
 
-__all__: list[str] = []
+__all__ = ["rank_main"]
 
 LIMIT = timedelta(seconds=60)
 MOST_CALLS = 50  # of a turn
@@ -36,7 +26,7 @@ Call = Callable[[Tensor], object]
 
 
 class Job:
-    """This rank, its device, and what it measures."""
+    """This rank, its device, and what it does when told: `tell_device`, `start`, `turn`."""
 
     def __init__(self, plan: dict[str, Any], rank: int, path: str) -> None:
         self.plan, self.rank, self.path = plan, rank, path
@@ -48,10 +38,10 @@ class Job:
             torch.cuda.set_device(self.device)
         torch.set_num_threads(1)
         self.config = Config.from_env()
-        self._ready = contextlib.ExitStack()
         self.host = self.comm("host")
         self._group: Any = None
-        self.nbytes = 0
+        self._calls: dict[str, Call] = {}
+        self._turns: Turns | None = None
 
     def comm(self, name: str, **changed: Any) -> Comm:
         """A communicator of its own."""
@@ -68,20 +58,34 @@ class Job:
             self._group = dist.group.WORLD
         return self._group if backend == "gloo" else dist.new_group(backend=backend, timeout=LIMIT)
 
+    def tell_device(self) -> dict[str, Any]:
+        name = torch.cuda.get_device_name(self.device) if self.is_cuda else "host memory"
+        return {"device": name}
+
+    def start(self, name: str) -> dict[str, Any]:
+        """Why it does not work, in a line; "" where it does."""
+        try:
+            self._calls[name] = MAKERS[name](self)
+            self._calls[name](torch.ones(1000, device=self.device))
+            self.wait()
+        except Exception as error:
+            return {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+        return {"reason": ""}
+
+    def turn(self, name: str, nbytes: int) -> dict[str, Any]:
+        if self._turns is None or self._turns.nbytes != nbytes:
+            self._turns = Turns(self, nbytes)
+        return self._turns.take(name, self._calls[name])
+
     def wait(self) -> None:
         """For the device."""
         if self.is_cuda:
             torch.cuda.synchronize()
 
-    def say(self, **told: Any) -> None:
-        """One line, by rank 0."""
-        if self.rank == 0:
-            print(json.dumps(told), flush=True)
 
-
-def staged(job: Job, name: str, **changed: Any) -> Call:
+def staged(job: Job) -> Call:
     """Comm.allreduce in place, through host memory."""
-    comm = job.comm(name, nccl_library="none", **changed)
+    comm = job.comm("staged", nccl_library="none")
     return lambda tensor: comm.allreduce(tensor, out=tensor)
 
 
@@ -135,40 +139,15 @@ def bus(job: Job) -> Call:
     return call
 
 
-def makers(job: Job) -> dict[str, Callable[[], Call]]:
-    """How to make each candidate of the plan."""
-    known: dict[str, Callable[[], Call]] = {
-        "hsgd-staged": lambda: staged(job, "staged"),
-        "hsgd-nccl": lambda: by_nccl(job),
-        "gloo": lambda: of_group(job, "gloo"),
-        "nccl": lambda: of_group(job, "nccl"),
-        "pageable-hsgd": lambda: pageable(job, "hsgd"),
-        "pageable-gloo": lambda: pageable(job, "gloo"),
-        "bus": lambda: bus(job),
-    }
-    for nbytes in job.plan["chunks"]:
-        name = f"chunk-{nbytes}"
-        known[name] = functools.partial(staged, job, name, device_chunk_bytes=nbytes)
-    return {name: known[name] for name in job.plan["candidates"]}
-
-
-def alive(job: Job) -> dict[str, Call]:
-    """The candidates that work on all ranks; rank 0 says why others do not."""
-    calls: dict[str, Call] = {}
-    for name, make in makers(job).items():
-        reason = ""
-        try:
-            call = make()
-            call(torch.ones(1000, device=job.device))
-            job.wait()
-            calls[name] = call
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        reasons = [each for each in job.host.allgather_object(reason) if each]
-        if reasons:
-            calls.pop(name, None)
-            job.say(failed=name, reason=reasons[0])
-    return calls
+MAKERS: dict[str, Callable[[Job], Call]] = {
+    "hsgd-staged": staged,
+    "hsgd-nccl": by_nccl,
+    "gloo": lambda job: of_group(job, "gloo"),
+    "nccl": lambda job: of_group(job, "nccl"),
+    "pageable-hsgd": lambda job: pageable(job, "hsgd"),
+    "pageable-gloo": lambda job: pageable(job, "gloo"),
+    "bus": bus,
+}
 
 
 class Turns:
@@ -193,51 +172,19 @@ class Turns:
         job.wait()
         return time.perf_counter() - begin
 
-    def take(self, name: str, call: Call, number: int) -> None:
-        """One turn, whose last result is compared."""
+    def take(self, name: str, call: Call) -> dict[str, Any]:
+        """One turn, whose last result is compared: seconds of its calls, and wrong elements."""
         job = self.job
         if name not in self.calls:
             took_s = max(job.host.allgather_object(min(self._timed(call), self._timed(call))))
             calls = int(job.plan["budget_s"] / took_s) + 1
             self.calls[name] = min(max(calls, 2), MOST_CALLS)
-        mine = [self._timed(call) for _ in range(self.calls[name])]
-        wrong = 0
-        if name != "bus":
-            wrong = int((self.tensor != self.expected).sum())
-        told = job.host.allgather_object((mine, wrong))
-        slowest = [max(each) for each in zip(*(seconds for seconds, _ in told), strict=True)]
-        wrong = sum(count for _, count in told)
-        job.say(turn=name, bytes=self.nbytes, number=number, seconds=slowest, wrong=wrong)
+        seconds = [self._timed(call) for _ in range(self.calls[name])]
+        wrong = 0 if name == "bus" else int((self.tensor != self.expected).sum())
+        return {"seconds": seconds, "wrong": wrong}
 
 
-def end_with_parent() -> None:
-    """Whoever started this rank holds its standard input."""
-
-    def watch() -> None:
-        sys.stdin.read()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def main() -> None:
-    plan, rank, path = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    end_with_parent()
-    job = Job(plan, rank, path)
-    name = torch.cuda.get_device_name(job.device) if job.is_cuda else "host memory"
-    job.say(device=name, chunk_bytes=job.config.device_chunk_bytes)
-    calls = alive(job)
-    for nbytes in plan["sizes"]:
-        turns = Turns(job, nbytes)
-        for number in range(plan["rounds"]):
-            order = list(calls)
-            random.Random(number).shuffle(order)  # nobody follows the same one in each round
-            for each in order:
-                turns.take(each, calls[each], number)
-    if plan["trace"]:
-        job.say(trace=traced_step(job.comm("trace"), job.device))
-    job.host.barrier()
-
-
-if __name__ == "__main__":
-    main()
+def rank_main(plan: dict[str, Any], number: int, path: str, pipe: Any) -> None:
+    """Body of a rank's process."""
+    job = Job(plan, number, path)
+    orders(pipe, lambda order, *words: getattr(job, order)(*words))
