@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["MungeError", "is_usable", "seal_for_own_user", "unseal_of_own_user"]
 
 _LIBRARY = "libmunge.so.2"
-_UID_RESTRICTION = 9  # MUNGE_OPT_UID_RESTRICTION of munge.h
+_UID_RESTRICTION = 9  # MUNGE_OPT_UID_RESTRICTION of its C interface
 
 
 class MungeError(RuntimeError):
