@@ -85,7 +85,10 @@ class DeviceLayout:
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
-    """Return its result, or the text of its error: the other ranks wait for the outcome."""
+    """Return (the result of `call`, ""), or (b"", the text of its HsgdError).
+
+    It must not raise here: the other ranks wait in the next allgather.
+    """
     try:
         return call(), ""
     except HsgdError as error:

@@ -37,7 +37,7 @@ class Looks {
     }
   }
   int64_t waited_ns() const { return waited_ns_; }
-  // Returns true about fifty times a second.
+  // Returns true once per 20 ms of the wait: then the caller looks for failures.
   bool is_time_to_ask() {
     if (waited_ns_ - asked_ns_ < kAskNs) return false;
     asked_ns_ = waited_ns_;

@@ -128,7 +128,10 @@ class JobEvents:
         self._mark()
 
     def _mark(self) -> None:
-        """Change the mark; of two at a time the later one stays, and no agent has seen it."""
+        """Set the mark to a new random value, by which agents notice an event.
+
+        Of two simultaneous writes the last one stays, and is new to every agent.
+        """
         self._store.set(_MARK, secrets.token_hex(8))
 
 

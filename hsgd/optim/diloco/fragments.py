@@ -173,7 +173,10 @@ def phases(number: int, period: int) -> list[int]:
 
 
 def check_saved(own: Mapping[str, Any], fragments: Sequence[Fragment], leads: bool) -> None:
-    """Raise ValueError if a saved state is of other fragments, or the leader's has none; local."""
+    """Raise ValueError for a saved state that does not fit; local.
+
+    Its fragments must have the sizes of `fragments`; if this rank `leads`, outer weights, too.
+    """
     saved = [len(one["outer_weights"]) for one in own.get("fragments", [])]
     here = [fragment.count for fragment in fragments]
     if saved and saved != here:

@@ -56,12 +56,14 @@ class NoLoCo:
 
 
 class OuterRounds:
-    """Outer weights and rounds of one rank; collective, blocking. step() waits for one rank.
+    """Outer weights and rounds of one rank; the constructor is collective and blocking.
+
+    step() waits only for the partner of its round.
 
     Args:
         weights: the vectors that local training changes.
         also: vectors that each round averages over the pair, such as buffers.
-        seed: of the pairs, equal on all ranks.
+        seed: from which the pairs are drawn, equal on all ranks.
     """
 
     def __init__(

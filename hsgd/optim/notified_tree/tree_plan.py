@@ -180,7 +180,7 @@ class TreePlan:
         return self._slot(part, 1)
 
     def child_slot(self, part: int, child: int) -> int:
-        """Return the slot for the gradient of a child node in the inbox."""
+        """Return the slot that announces a child node's gradient of this part in the inbox."""
         return self._slot(part, 2 + child)
 
     def local_slot(self, part: int, local_rank: int) -> int:

@@ -90,8 +90,9 @@ std::string elsewhere(const char* what, const std::string& device) {
   throw OnDevice(elsewhere(what, device));
 }
 
-// Returns true if the array is in device memory. CuPy's arrays also have the buffer protocol, for
-// memory that the CPU can read; some of Numba's arrays are NumPy's, of such memory.
+// Returns true if the array is in device memory. The buffer protocol does not decide: CuPy's arrays
+// in memory that the CPU can read have it, and count as device arrays. Arrays of Numba that
+// subclass numpy.ndarray count as host arrays.
 bool lies_on_device(nb::handle object) {
   if (std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") == 0)
     return false;  // nearly all

@@ -324,8 +324,9 @@ void reduce_chunks(Context& context, const Operation& operation,
       .run(operation);
 }
 
-// Returns true if ranks claim parts of the sums. A few ranks that take turns on cores are as fast
-// with fixed slices in several steps, and up to a quarter faster with a dozen ranks.
+// Returns true if ranks claim parts of the sums instead of having fixed slices: on one node, if
+// ranks take turns on cores. In several steps only many ranks do: claiming is up to a quarter
+// faster with a dozen ranks, and no faster with a few.
 bool shares_out_sums(const Context& context, const Operation& operation) {
   const LocalGroup& local = context.local();
   const bool one_step = operation.bytes() <= context.sizes().node_step_bytes();

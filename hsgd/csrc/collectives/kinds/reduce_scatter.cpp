@@ -154,8 +154,9 @@ class BetweenNodes final : public ReduceScatterPipeline {
     }
   }
 
-  // Calls handle(part, from) for each piece of a block in `range` of the step; `from` is its place
-  // in the input.
+  // Cuts `range`, elements of the step, where blocks of ranks or shares of leaders end, and calls
+  // handle(part, from) for each piece: `part` is its range in the step, `from` its first element in
+  // the input.
   template <class Handle>
   void for_each_piece(uint64_t step, const Range& range, Handle&& handle) const {
     for (int leader = 0; leader < stages_.leaders; ++leader) {

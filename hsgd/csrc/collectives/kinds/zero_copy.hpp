@@ -26,7 +26,8 @@ struct SharedArguments {
   std::shared_ptr<SharedBuffer> out_buffer;
 };
 
-// Opens the collective for a rank whose arguments lie in private memory.
+// Publishes the signature of this rank's call without places in shared buffers, if its arguments
+// lie in private memory.
 void open_in_private(Context& context, const Operation& operation);
 
 // Opens the collective if this rank's arguments lie in shared buffers. Returns the arguments of all

@@ -16,7 +16,7 @@ uint32_t mix(uint32_t hash, const void* data, size_t bytes) {
   return hash;
 }
 
-// Names of a kind in error texts, and the arguments that may differ between its calls.
+// The name of a kind in error texts, and which arguments its calls have.
 struct Words {
   const char* name;
   bool has_op = false;

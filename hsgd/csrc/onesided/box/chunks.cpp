@@ -232,8 +232,8 @@ void BoxChunks::publish(const Part& part, uint32_t journal, Store store) const {
   HSGD_FAULT_POINT("box: chunk home");
 }
 
-// Copies the version home. After a death the next holder may repeat it from the beginning: it
-// changes nothing that it reads.
+// Copies the published version of a chunk from the journal to its place in the box. If the holder
+// of the lock dies meanwhile, the next holder may start over: the journal stays unchanged.
 void BoxChunks::bring_home(uint64_t chunk, uint64_t begin, uint64_t count, Store store) const {
   BoxChunk& held = chunk_at(chunk);
   const BoxState state(held.state.load(std::memory_order_relaxed));
