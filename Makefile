@@ -42,6 +42,8 @@ export PATH := $(BIN):$(PATH)
 export PYTHONNOUSERSITE := 1
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+# Modules are compiled when they are imported first, not all of them when they are installed.
+unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 .PHONY: help demo test test-long check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu sanitized-test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test prepare-test-long wheels release clean distclean

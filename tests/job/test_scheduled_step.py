@@ -147,7 +147,7 @@ def test_a_rank_that_finds_nobody_says_where_it_looked(tmp_path: Path) -> None:
     with pytest.raises(CollectiveTimeout) as told:
         step_store.step_store(lost, str(tmp_path), 0.3)
     assert told.value.rank == 0
-    for words in (f"{tmp_path}/{lost.name}", "No such file", "127.0.0.1 port 2", "HSGD_STEP_DIR"):
+    for words in (f"{tmp_path}/{lost.name}", "No such file", "127.0.0.1 port ", "HSGD_STEP_DIR"):
         assert words in str(told.value)
 
 

@@ -92,8 +92,9 @@ def test_what_cannot_be_used_is_refused_in_one_line(environ: dict[str, str], tex
 
 def test_torchrun_starts_ranks_on_all_hosts() -> None:
     commands = without_mpi.plan(["x"], 4, None, TWO, [])
-    assert [words[:3] for words in commands] == [["ssh", "-x", "node1"], ["ssh", "-x", "node2"]]
-    assert all("--nproc-per-node=2" in words[3] for words in commands)
+    starts = [["ssh", "-x", "--", f"node{number}"] for number in (1, 2)]
+    assert [words[:4] for words in commands] == starts
+    assert all("--nproc-per-node=2" in words[-1] for words in commands)
     (here,) = without_mpi.plan(["x"], 4, None, {"SLURM_JOB_ID": "7"}, [])
     assert here[0] == sys.executable
 
@@ -120,7 +121,9 @@ def test_a_job_runs_on_all_hosts_of_its_allocation(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("import hsgd\nc = hsgd.Comm()\nprint(f'|{c.rank} {c.nodes}|', flush=True)")
-    env = {**TWO, "HSGD_INTERFACES": "eth0"}
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1\nnode1\nnode2\nnode2\n")
+    env = {"PBS_JOBID": "7", "PBS_NODEFILE": str(hosts), "HSGD_INTERFACES": "eth0"}
     command = [*HSGD, "run", "-np", "4", *words, sys.executable, str(script)]
     done = cluster(2).run(command, node=1, env=env, timeout_s=JOB_S)
     assert done.returncode == 0, done.stderr[-3000:]

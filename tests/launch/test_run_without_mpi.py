@@ -132,9 +132,9 @@ def test_a_signal_ends_all_commands(number: signal.Signals) -> None:
 
 def test_hosts_without_a_rank_get_no_command() -> None:
     commands = without_mpi.plan(["x"], 3, "a:2,b:2,c:2", {"HSGD_SLOTS": "4"}, ["HSGD_SLOTS", "Y"])
-    assert [words[:3] for words in commands] == [["ssh", "-x", "a"], ["ssh", "-x", "b"]]
-    assert all("HSGD_SLOTS=4" in words[3] and "--nnodes=2" in words[3] for words in commands)
-    assert "--nproc-per-node=2" in commands[0][3] and "--nproc-per-node=1" in commands[1][3]
+    assert [words[:4] for words in commands] == [["ssh", "-x", "--", host] for host in "ab"]
+    assert all("HSGD_SLOTS=4" in words[-1] and "--nnodes=2" in words[-1] for words in commands)
+    assert "--nproc-per-node=2" in commands[0][-1] and "--nproc-per-node=1" in commands[1][-1]
     with pytest.raises(LaunchError, match="4 slots for 9 ranks"):
         without_mpi.plan(["x"], 9, "a:2,b:2", {}, [])
 
