@@ -124,7 +124,7 @@ void Submissions::execute(Lock& lock, Queue& queue) {
   lock.lock();
   turn_ = turn.outer;
   Queue& next = turn_ == nullptr ? next_ : turn_->inner;
-  next.insert(next.begin(), turn.inner.begin(), turn.inner.end());
+  next.splice(next.begin(), turn.inner);
   interrupted_ = interrupted_ || status == HSGD_ERR_INTERRUPTED;
   request->finish();
   open_.fetch_sub(1, std::memory_order_release);
@@ -137,11 +137,12 @@ void Submissions::execute_next(Lock& lock) {
   executes_function_ = queue_.front()->call().kind == HSGD_FUNCTION;
   executor_ = std::this_thread::get_id();
   execute(lock, queue_);
+  const bool has_more = !next_.empty();  // else the lock was kept since the last notice
   while (!next_.empty()) execute(lock, next_);
   executing_ = executes_function_ = false;
   executor_ = {};
   finished_count_ += 1 + std::exchange(borrowed_, 0);
-  finished_.notify_all();
+  if (has_more) finished_.notify_all();
   if (!queue_.empty()) work_.notify_one();
   const std::function<void()> then = std::exchange(then_, nullptr);
   if (then == nullptr) return;

@@ -12,8 +12,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -89,7 +89,7 @@ class Submissions : public std::enable_shared_from_this<Submissions> {
   enum class Waited { kDone, kTimeout, kInterrupted };
   using Lock = std::unique_lock<std::mutex>;
 
-  using Queue = std::deque<std::shared_ptr<Request>>;
+  using Queue = std::list<std::shared_ptr<Request>>;  // allocates nothing while it is empty
   // A request in execution, and what its function has submitted, which comes next. Functions that
   // wait in a function are executed within it.
   struct Turn {
