@@ -66,11 +66,9 @@ def variables() -> dict[str, str]:
 
 def _place(is_on_one_node: bool) -> tuple[str, int]:
     """Return an address of this host, and a port of it that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = int(probe.getsockname()[1])
     from hsgd.jobs.environment.scheduled_step import scheduled_step
+    from hsgd.jobs.launch.torch_variables import free_port
 
     step = scheduled_step()  # Slurm knows names of its hosts by which they reach one another
     name = step.hosts[0] if step is not None and step.hosts else socket.gethostname()
-    return "127.0.0.1" if is_on_one_node else name, port
+    return "127.0.0.1" if is_on_one_node else name, free_port()

@@ -12,7 +12,7 @@ from hsgd.jobs.environment.launchers import LAUNCHERS
 from hsgd.jobs.launch.allocation import allocation
 from hsgd.jobs.launch.mpirun import Host, Launcher
 
-__all__ = ["command_of_rank", "meeting"]
+__all__ = ["command_of_rank", "free_port", "meeting"]
 
 _PORTS = (20000, 32000)  # below Linux's ports for clients (ip_local_port_range)
 _ROWS = {
@@ -61,12 +61,15 @@ def meeting(
         return {}
     first, is_alone = hosts[0], all(host.is_here for host in hosts)
     address = "127.0.0.1" if is_alone else socket.gethostname() if first.is_here else first.name
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(_free_port(first.is_here)), **given}
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(_port_on(first)), **given}
 
 
-def _free_port(is_here: bool) -> int:
-    if not is_here:
-        return random.SystemRandom().randrange(*_PORTS)
+def _port_on(host: Host) -> int:
+    return free_port() if host.is_here else random.SystemRandom().randrange(*_PORTS)
+
+
+def free_port() -> int:
+    """Return a TCP port of this host that is free now; local."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
