@@ -23,6 +23,7 @@ from ranks import Ranks
 from toolkit.cluster import Cluster
 from toolkit.processes import end_marked, marked, outliving, run_marked
 from toolkit.shared_files import orphaned_files, shared_files
+from toolkit.slurm import Slurm
 
 __all__: list[str] = []
 
@@ -81,6 +82,14 @@ def horovod() -> None:
     found = importlib.util.find_spec("horovod")
     remedy = "Horovod is not installed: python -m hsgd.jobs.launch.horovod_wheel --install"
     _need("the tests that need Horovod", None if found else remedy)
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Slurm]:
+    """A real Slurm on two virtual nodes. Skips where it is not installed; in CI a failure."""
+    _need("the tests of Slurm", Slurm.reason_unavailable())
+    with Slurm() as made:
+        yield made
 
 
 def _need(what: str, reason: str | None) -> None:

@@ -41,8 +41,8 @@ class Binding:
         array[:] = values
 
     def calls(self, given: Floats, taken: Floats) -> dict[str, Call]:
-        """Those that it can do on this pair of buffers, by collective."""
-        raise NotImplementedError
+        """Those that it can do on this pair of buffers, by collective; here none."""
+        return {}
 
     def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
         """One call per pair of buffers. Raises NotImplementedError for what it cannot do."""

@@ -24,9 +24,7 @@ with hsgd.Comm.over_store(dist.FileStore(path, 2), rank, 2) as comm:
 
 
 @pytest.fixture
-def nodes() -> Iterator[Cluster]:
-    if reason := Cluster.reason_unavailable():
-        pytest.skip(reason)
+def nodes(virtual_nodes: None) -> Iterator[Cluster]:
     with Cluster(SIZE, management=True) as cluster:
         yield cluster
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import h5py
 import pytest
 
 from toolkit.slurm import Slurm
@@ -165,7 +166,6 @@ one.allreduce(np.ones(3))
 
 
 def test_a_loader_reads_each_row_once(slurm: Slurm, tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["x"] = list(range(12))
     (line,) = srun(slurm, "-N2 -n3", LOADER, str(tmp_path / "data.h5"))
