@@ -22,6 +22,7 @@ __all__ = ["StandIn", "end_round", "standing_in", "tells_of_join"]
 
 _JOINED = "optimizer joined"
 _WHO = "optimizer join"
+_REASON_S = 2.0  # that the reason of an error may take to arrive
 
 
 def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
@@ -127,12 +128,14 @@ def standing_in(
     If one fails, `failed` is called with the reason, and its error replaces the block's.
     """
     errors: list[BaseException] = []
+    known = threading.Event()  # whether there are errors
 
     def run(optimizer: Callable[[], None]) -> None:
         try:
             optimizer()
         except BaseException as error:
             errors.append(error)
+            known.set()
             failed(str(error))
 
     # Daemons, so that they do not outlive an interrupted program.
@@ -145,6 +148,8 @@ def standing_in(
     try:
         yield
     except HorovodInternalError as error:
+        # It may only say that another rank has left; a StandIn knows why, or soon will.
+        known.wait(_REASON_S if threads else 0)
         raise (errors or [error])[0] from None
     for thread in threads:
         thread.join()
