@@ -26,6 +26,7 @@ from hsgd.errors import (
 if TYPE_CHECKING:
     from hsgd.comm.communicator import Comm
     from hsgd.comm.handle import Handle
+    from hsgd.comm.preemption import preempted, save_and_exit
     from hsgd.onesided.notified_window import NotifiedWindow
     from hsgd.onesided.parameter_box import ParameterBox
     from hsgd.world import (
@@ -64,12 +65,15 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "preempted",
     "rank",
+    "save_and_exit",
     "shutdown",
     "size",
 ]
 
-_WORLD_NAMES = frozenset(name for name in __all__ if name.islower())
+_PREEMPTION_NAMES = frozenset({"preempted", "save_and_exit"})
+_WORLD_NAMES = frozenset(name for name in __all__ if name.islower()) - _PREEMPTION_NAMES
 
 
 def __getattr__(name: str) -> Any:
@@ -91,6 +95,10 @@ def __getattr__(name: str) -> Any:
         from hsgd.onesided.parameter_box import ParameterBox
 
         return ParameterBox
+    if name in _PREEMPTION_NAMES:
+        from hsgd.comm import preemption
+
+        return getattr(preemption, name)
     if name in _WORLD_NAMES:
         from hsgd import world
 

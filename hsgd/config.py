@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import signal
 import types
 from collections.abc import Callable, Mapping
 from typing import Literal
 
 __all__ = ["Config"]
 
+_FIXED_SIGNALS = {"SIGKILL", "SIGSTOP"}  # which have no handlers
 # The number forms that C's strtod reads in every locale; int() and float() also read "1_000", " 5
 # ".
 _FORMS = {int: r"[+-]?[0-9]+", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"}
@@ -49,6 +51,13 @@ def _one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def _signals(text: str) -> str:
+    names = text.split(",")
+    if not {f"SIG{name}" for name in names} <= set(signal.Signals.__members__) - _FIXED_SIGNALS:
+        raise ValueError(text)
+    return text
 
 
 _flag: Callable[[str], object] = lambda text: bool(_between(int, 0, 1)(text))  # noqa: E731
@@ -156,6 +165,10 @@ class Config:
     "share" compares a part of them, so that all are compared within 520 steps; "0" nothing; "1"
     all.
     """
+    preempt_signals: str = _variable(  # type: ignore[assignment]
+        "HSGD_PREEMPT_SIGNALS", "TERM,USR1,USR2", _signals, "names of signals, as TERM,USR1"
+    )
+    """preempted(): signals that ask the job to save and end, with commas."""
     min_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_MIN_BYTES", 1024, _between(int, 0, 1e15), "bytes from 0"
     )

@@ -75,6 +75,11 @@ class Collectives(dist.ProcessGroup):
         forget = weakref.WeakMethod(self._forget)
         comm.before_close(lambda: (method := forget()) and method())
 
+    @property
+    def comm(self) -> Comm | None:
+        """The communicator, None after the end."""
+        return self._queue
+
     def group_for(self, device: torch.device, method: str) -> Any:
         """Return the group whose `method` handles tensors of a device other than the CPU."""
         raise NotImplementedError

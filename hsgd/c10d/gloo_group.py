@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hsgd.c10d import preemptible_group
 from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.diagnostics.call_counts import CallCounts
 from hsgd.c10d.routes import by_device
 
 __all__ = ["GlooGroup"]
+preemptible_group.register()
 
 
 class GlooGroup(Collectives):

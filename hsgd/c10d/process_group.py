@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BarrierOptions
 
-from hsgd.c10d import NAME, torch_versions
+from hsgd.c10d import NAME, preemptible_group, torch_versions
 from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.devices.accelerators import Accelerators
 from hsgd.c10d.devices.device_messages import DeviceMessages
@@ -23,6 +23,7 @@ from hsgd.optim.replicas.guarded_ddp import guard_all
 __all__ = ["HsgdProcessGroup"]
 
 _MESSAGES = ("send", "recv", "recv_anysource")
+preemptible_group.register()
 
 
 class HsgdProcessGroup(Collectives):

@@ -28,6 +28,7 @@ from hsgd.base.closing import (
 )
 from hsgd.base.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.base.rows import even_rows
+from hsgd.comm import preemption
 from hsgd.comm.connect import mpi_calls, torchrun
 from hsgd.comm.connect.mpi_calls import call_within
 from hsgd.comm.connect.tcp_meeting import meet_over_store, meet_within
@@ -116,6 +117,10 @@ class Comm(Closing):
 
     def __init__(self, comm: Any | None = None, config: Config | None = None) -> None:
         config = Config.from_env() if config is None else config
+        self._connect(comm, config)
+        preemption.carry(self)
+
+    def _connect(self, comm: Any | None, config: Config) -> None:
         if comm is None:
             agent_link.enter_world()
         worker = launcher_variables.torchrun() if comm is None else None
@@ -213,6 +218,7 @@ class Comm(Closing):
         self = cls.__new__(cls)
         config = Config.from_env() if config is None else config
         self._keep_local(path, rank, size, config)
+        preemption.carry(self)
         return self
 
     def _keep_local(self, path: str, rank: int, size: int, config: Config) -> None:
@@ -263,9 +269,10 @@ class Comm(Closing):
                 f"Comm.over_store: rank {rank} of {size}: give a size of at least 1 and a rank "
                 "from 0 to size - 1"
             )
-        return cls.over_board(
-            _board(store, place, prefix, config.timeout_s, "Comm.over_store"), config
-        )
+        board = _board(store, place, prefix, config.timeout_s, "Comm.over_store")
+        self = cls.over_board(board, config)
+        preemption.carry(self)
+        return self
 
     @classmethod
     def over_board(cls, board: Board, config: Config) -> Comm:
@@ -785,6 +792,7 @@ class Comm(Closing):
         limit_s = self._config.timeout_s if timeout_s is None else float(timeout_s)
         shrunk._keep(self._native.shrink(limit_s))
         shrunk._config = self._config
+        preemption.carry(shrunk)
         self.close()
         return shrunk
 
@@ -852,6 +860,23 @@ class Comm(Closing):
         if self._device is not None:
             self._device.abort()
         self._native.expire(timeout_s)
+
+    def request_stop(self) -> None:
+        """Ask all ranks to stop; local, never blocks, costs no message.
+
+        The next collectives of this rank tell the others: see stop_requested().
+        """
+        self._native.request_stop()
+
+    def stop_requested(self) -> bool:
+        """Return whether a rank had asked all to stop before a collective that has ended here.
+
+        Local; blocks until the asynchronous calls so far have ended. If all ranks ask after the
+        same collectives, all get the same answer. Collectives of arrays on a device do not count.
+        """
+        if self._native.has_open():
+            self.run_function(lambda: None)
+        return self._native.stop_requested()
 
     def leave(self) -> None:
         """Tell the other ranks, as close() does, that this one calls no more collectives; local.

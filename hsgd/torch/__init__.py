@@ -13,8 +13,9 @@ if importlib.util.find_spec("torch") is None:
     raise MissingExtra("hsgd.torch needs PyTorch, which is not installed; pip install torch")
 
 from hsgd.c10d import register
+from hsgd.comm.preemption import preempted, save_and_exit
 from hsgd.optim.replicas.guarded_ddp import guard
-from hsgd.torch import elastic, mpi_ops
+from hsgd.torch import elastic, mpi_ops, preemptible_job
 from hsgd.torch.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
 from hsgd.torch.functions import (
     allgather_object,
@@ -38,9 +39,12 @@ __all__ = [
     "broadcast_parameters",
     "elastic",
     "guard",
+    "preempted",
+    "save_and_exit",
     "share_parameters",
 ]
 __all__ += mpi_ops.__all__
 
 register()  # in case that torch does not load entry points
 del register
+preemptible_job.register()

@@ -26,6 +26,7 @@ PYTHON_ONLY = {
     "as_horovod",
     "check_replicas",
     "overlap",
+    "preempt_signals",
     "interfaces",
     "step_dir",
     "cuda_library",

@@ -68,6 +68,12 @@ def test_other_ranks_hear_who_failed_before_they_are_aborted(mpirun: Run, case: 
     assert "ended by RuntimeError, and 1 s later other" in done.stderr
 
 
+def test_a_rank_that_saves_for_longer_than_the_limit_keeps_its_checkpoint(mpirun: Run) -> None:
+    done = job(mpirun, 2, "save")
+    assert done.returncode == 1 and "RuntimeError: no luck" in done.stderr
+    assert done.stdout.splitlines() == ["saved"], done.stderr
+
+
 def test_nobody_is_aborted_where_all_ranks_end(mpirun: Run) -> None:
     """The limit is for ever, in effect: they end at once all the same."""
     done = job(mpirun, 2, "all", HSGD_ABORT_AFTER_S=f"{FOR_EVER_S:g}")
@@ -231,6 +237,19 @@ def run_threads(comm: Any) -> None:
 def run_all(comm: Any) -> None:
     comm.barrier()
     raise RuntimeError("all fail")
+
+
+def run_save(comm: Any) -> None:
+    import hsgd
+
+    hsgd.preempted()
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not hsgd.preempted():
+        comm.barrier()
+    if comm.rank == 1:
+        raise RuntimeError("no luck")
+    time.sleep(3 * float(SOON["HSGD_ABORT_AFTER_S"]))
+    print("saved", flush=True)
 
 
 def run_early(comm: Any) -> None:

@@ -282,6 +282,13 @@ HSGD_API void hsgd_comm_abort(hsgd_comm* comm);
  * names the rank that was waited for, on the other ranks, too. */
 HSGD_API void hsgd_comm_expire(hsgd_comm* comm, double timeout_s);
 
+/* Local; never blocks, from any thread. Asks all ranks to stop, for instance because a signal says
+ * that the job's time is over: the next collectives of this rank tell the others, at no cost. */
+HSGD_API void hsgd_comm_request_stop(hsgd_comm* comm);
+/* Local; never blocks. Returns 1 if a rank had asked before it called a collective that has run
+ * here, otherwise 0. After the same collectives the answer is the same on all ranks. */
+HSGD_API int hsgd_comm_stop_requested(const hsgd_comm* comm);
+
 /* Local. Keeps the last `capacity` records from the next collectives on; 0 deletes them and stops,
  * which is the default. */
 HSGD_API void hsgd_comm_keep_records(hsgd_comm* comm, uint64_t capacity);

@@ -1,7 +1,8 @@
 """The agent of a node as a program: `hsgd run` starts `python -m hsgd.jobs.elastic.agent_program`.
 
 Its arguments are the options as JSON, then the command. The first line of its input has the secret
-of the job; later lines start or stop the draining of its ranks; it ends with the job.
+of the job; later lines start or stop the draining of its ranks, or name a signal for them; it ends
+with the job.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hsgd.jobs.elastic.node_agent import AgentOptions, NodeAgent
+from hsgd.jobs.elastic.node_agent import PASSED_ON, AgentOptions, NodeAgent
 from hsgd.jobs.elastic.node_rounds import NodeRounds, OneNode, Rounds
 from hsgd.jobs.stores.agent_store import open_store
 from hsgd.jobs.stores.deadline_store import DeadlineStore
@@ -44,6 +45,8 @@ def run_agent(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and shells for jobs with "&"
             signal.signal(number, lambda number, _: agent.end(number))
+    for name in PASSED_ON:
+        signal.signal(signal.Signals[name], lambda number, _: agent.pass_on(number))
     return agent.run(inputs)
 
 

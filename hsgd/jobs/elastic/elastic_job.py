@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import signal
@@ -19,7 +20,7 @@ from hsgd.errors import LaunchError
 from hsgd.jobs.elastic import agent_program
 from hsgd.jobs.elastic.host_discovery import HostScript
 from hsgd.jobs.elastic.job_events import JobEvents
-from hsgd.jobs.elastic.node_agent import AgentOptions
+from hsgd.jobs.elastic.node_agent import PASSED_ON, AgentOptions, save_limit_s
 from hsgd.jobs.launch.mpirun import Host
 from hsgd.jobs.launch.remote_command import remote_with_input, tell
 from hsgd.jobs.stores.agent_store import serve_store
@@ -114,6 +115,10 @@ class _Driver:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if signal.getsignal(number) is not signal.SIG_IGN  # nohup, and shells for "&"
         }
+        before |= {
+            number: signal.signal(number, self._pass_on)
+            for number in map(signal.Signals.__getitem__, PASSED_ON)
+        }
         if self._job.script is not None:
             threading.Thread(target=self._ask, args=(self._job.script,), daemon=True).start()
         try:
@@ -129,6 +134,10 @@ class _Driver:
 
     def _signalled(self, number: int, _: object) -> None:
         self._stop = number
+
+    def _pass_on(self, number: int, _: object) -> None:
+        for node in list(self._nodes.values()):
+            tell(node.process, signal.Signals(number).name)
 
     def _ask(self, script: HostScript) -> None:
         told = ""
@@ -221,10 +230,12 @@ class _Driver:
             if node.process.stdin is not None:
                 with contextlib.suppress(OSError):
                     node.process.stdin.close()
-        end = time.monotonic() + _END_S
+        limit_s = _END_S + (save_limit_s() if self._stop == signal.SIGTERM else 0)
+        end = time.monotonic() + limit_s
         for node in self._nodes.values():
+            left = max(end - time.monotonic(), 0.1)
             try:
-                node.process.wait(max(end - time.monotonic(), 0.1))
+                node.process.wait(None if left == math.inf else left)
             except subprocess.TimeoutExpired:
                 node.process.kill()
                 node.process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hsgd.base.call_in_thread import call_in_thread
+from hsgd.config import Config
 from hsgd.errors import LaunchError
 from hsgd.jobs.elastic.job_events import JobEvents
 from hsgd.jobs.elastic.node_rounds import Rounds
@@ -22,7 +24,7 @@ from hsgd.jobs.elastic.worker import Standing, Worker, describe_end
 from hsgd.jobs.elastic.world_order import NodeRow, arrange, least_ranks, lost_state, staying
 from hsgd.jobs.stores.sealed_store import ForeignValue
 
-__all__ = ["AgentOptions", "NodeAgent"]
+__all__ = ["PASSED_ON", "AgentOptions", "NodeAgent", "save_limit_s"]
 
 _LOOK_S = 0.2  # between polls of other agents' events
 _ASK_S = 1.0  # between polls of the rendezvous, whose answer lists all nodes
@@ -30,6 +32,13 @@ _END_S = 5.0  # for workers that were asked to end
 _LEAVE_S = 1.5  # for workers that notice a broken world themselves
 _ABORT_S = 1.0  # for workers that got this message and may wait for a late rank
 _ROUND_THREAD = "hsgd-agent-round"
+PASSED_ON = ("SIGUSR1", "SIGUSR2")
+"""Signals to a job that its ranks get."""
+
+
+def save_limit_s() -> float:
+    """Return the seconds that ranks get to save after SIGTERM: HSGD_ABORT_AFTER_S; local."""
+    return Config.from_env().abort_after_s or math.inf
 
 
 @dataclass(frozen=True)
@@ -95,12 +104,17 @@ class NodeAgent:
         self._stop = number
         os.write(self._woken, b"e")
 
+    def pass_on(self, number: int) -> None:
+        """Send a signal to the workers in the world; from a signal handler, too."""
+        self._slots.signal(self._slots.standing(Standing.IN_WORLD), number)
+
     def run(self, inputs: int | None = None) -> int:
         """Run until the job is over here; blocking, in the main thread.
 
         Args:
             inputs: a descriptor whose end ends the agent. The word "drain" makes it release its
-                workers at a commit; "stay" revokes that.
+                workers at a commit; "stay" revokes that. The name of a signal in PASSED_ON sends
+                that to the workers.
 
         Returns:
             The exit code: 0 done, 1 the job failed, 128 + N after signal N.
@@ -146,8 +160,11 @@ class NodeAgent:
             if not received:
                 self._stop = self._stop or signal.SIGTERM
                 self._selector.unregister(key.fd)
-            for word in received.split():
-                self._drained = word == b"drain"
+            for word in received.decode().split():
+                if word in PASSED_ON:
+                    self.pass_on(signal.Signals[word])
+                    continue
+                self._drained = word == "drain"
                 if self._drained:
                     self._events.tell_update(self._world)
         elif worker is None:
@@ -446,16 +463,21 @@ class NodeAgent:
             self._say(f"error: {text}{reasons}")
 
     def _end_workers(self, workers: Sequence[Worker]) -> None:
-        """End workers by SIGTERM, and after a pause by SIGKILL."""
+        """End workers by SIGTERM, and after a pause by SIGKILL.
+
+        If the job got SIGTERM itself, its ranks may save meanwhile (see hsgd.preempted).
+        """
         self._slots.signal(workers, signal.SIGTERM)
         self._slots.signal(workers, signal.SIGCONT)
-        end = time.monotonic() + _END_S
+        limit_s = save_limit_s() if self._stop == signal.SIGTERM else _END_S
+        end = time.monotonic() + limit_s
         for worker in workers:
             if worker.standing is Standing.ENDED:
                 continue
             with selectors.DefaultSelector() as ending:
                 ending.register(worker.ending, selectors.EVENT_READ)
-                ending.select(max(end - time.monotonic(), 0.0))
+                left = max(end - time.monotonic(), 0.0)
+                ending.select(None if left == math.inf else left)
             self._take_leave(worker)
 
     def _take_leave(self, worker: Worker) -> int:

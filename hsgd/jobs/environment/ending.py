@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["give_up", "prepare_goodbye", "stuck", "watch"]
+__all__ = ["give_up", "never_abort", "prepare_goodbye", "stuck", "watch"]
 
 _PAUSE_S = 0.02
 _SURVIVAL = "OMPI_MCA_mpi_ft_enable"
@@ -133,6 +133,11 @@ def watch(limit_s: float) -> None:
     if _ending.pid != os.getpid():
         _ending.install()
     _ending.limit_s = limit_s
+
+
+def never_abort() -> None:
+    """Let this rank wait for the others without a limit from now on, if it fails; local."""
+    _ending.limit_s = 0.0
 
 
 def give_up(what: str, is_over: Callable[[], bool]) -> None:

@@ -75,8 +75,10 @@ def identify(path: str) -> Launcher:
     text = child.stdout + child.stderr
     if child.returncode != 0:
         lines = text.strip().splitlines() or ["no output"]
+        has_home = "HOME" in os.environ  # a container may have none
+        remedy = INSTALL_MPI if has_home else "set HOME, which Open MPI needs: export HOME=/tmp"
         raise LaunchError(
-            f"{path} --version failed with exit code {child.returncode}: {lines[0]}; {INSTALL_MPI}"
+            f"{path} --version failed with exit code {child.returncode}: {lines[0]}; {remedy}"
         )
     for kind, marks, version in (
         ("unknown MPI", ("Spectrum MPI",), r"()"),

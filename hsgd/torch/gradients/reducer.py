@@ -417,6 +417,8 @@ class GradientReducer:
             raise HorovodInternalError(reason)
         if self._comm is None:
             self._comm = job.private_comm(number, "optimizer")
+            if self._comm.size == job.comm.size:
+                job.carriers.append(self._comm)
             self._alone = False
             if self._inspected not in job.watched:
                 job.watched.append(self._inspected)

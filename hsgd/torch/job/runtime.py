@@ -105,6 +105,8 @@ class Runtime:
         """Further sources of open operations over all ranks: names and start times."""
         self.joining: list[Callable[[], None]] = []
         """Functions that join() runs in threads; each returns when all ranks have joined."""
+        self.carriers: list[Comm] = []
+        """Communicators of all ranks on which only the program's own thread calls."""
         self._privates: list[Comm] = []
         self.observer: Callable[[Operation, Sequence[Record]], None] | None = None
         """Called with each finished operation and the records of its collectives."""
@@ -254,6 +256,7 @@ class Runtime:
                 comm.left_by_error |= failed
                 stack.callback(comm.close)
             self._privates.clear()
+            self.carriers.clear()
 
     def _comms(self) -> list[Comm]:
         comms = [known.coordinator.comm for known in list(self._sets.values()) if known.coordinator]

@@ -166,6 +166,12 @@ void hsgd_comm_expire(hsgd_comm* comm, double timeout_s) {
   if (comm->communicator->is_mine()) comm->communicator->expire(timeout_s);
 }
 
+void hsgd_comm_request_stop(hsgd_comm* comm) { comm->communicator->request_stop(); }
+
+int hsgd_comm_stop_requested(const hsgd_comm* comm) {
+  return comm->communicator->stop_requested() ? 1 : 0;
+}
+
 void hsgd_comm_explain_leaving(hsgd_comm* comm, const char* words) {
   if (!comm->communicator->is_mine()) return;
   static_cast<void>(guarded(nullptr, [&] { comm->communicator->explain_leaving(words); }));

@@ -277,20 +277,22 @@ class Comm {
     forget_done();
   }
 
-  void abort() const {
-    if (comm_ != nullptr) hsgd_comm_abort(comm_.get());
+  // Calls a function of the core that may come after close().
+  template <void (*function)(hsgd_comm*)>
+  void call() const {
+    if (comm_ != nullptr) function(comm_.get());
   }
 
   void expire(double timeout_s) const {
     if (comm_ != nullptr) hsgd_comm_expire(comm_.get(), timeout_s);
   }
 
-  void explain_leaving(const std::string& words) const {
-    if (comm_ != nullptr) hsgd_comm_explain_leaving(comm_.get(), words.c_str());
+  bool stop_requested() const {
+    return comm_ != nullptr && hsgd_comm_stop_requested(comm_.get()) != 0;
   }
 
-  void leave() const {
-    if (comm_ != nullptr) hsgd_comm_leave(comm_.get());
+  void explain_leaving(const std::string& words) const {
+    if (comm_ != nullptr) hsgd_comm_explain_leaving(comm_.get(), words.c_str());
   }
 
   void keep_records(uint64_t capacity) const {
@@ -444,10 +446,12 @@ void bind_comm(nb::module_& module) {
           "window",
           [](Comm& self, const WindowOptions& options) { return self.window(options, nullptr, 0); },
           nb::arg("options"))
-      .def("abort", &Comm::abort)
+      .def("abort", &Comm::call<hsgd_comm_abort>)
       .def("expire", &Comm::expire)
+      .def("request_stop", &Comm::call<hsgd_comm_request_stop>)
+      .def("stop_requested", &Comm::stop_requested)
       .def("explain_leaving", &Comm::explain_leaving, nb::arg("words"))
-      .def("leave", &Comm::leave)
+      .def("leave", &Comm::call<hsgd_comm_leave>)
       .def("close", &Comm::close)
       .def("closed", &Comm::closed)
       .def("has_open", &Comm::has_open)

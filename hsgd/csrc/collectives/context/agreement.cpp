@@ -19,6 +19,7 @@ void Context::wait_for_headers() {
 void Context::require_agreement() {
   Call sides[2];
   if (!headers_agree(sides)) fail_mismatch(sides);
+  if (group_->stops(call_.sequence)) see_stop();
   if (stores_.compares()) learn_cost();
 }
 
@@ -34,8 +35,14 @@ void Context::learn_cost() {
 // Waits until the first leader has heard from all nodes and has published the result.
 void Context::wait_for_result() {
   wait_until([&] { return group_->has_result(call_.sequence); });
+  require_result();
+}
+
+// Throws if the published result says that ranks differ.
+void Context::require_result() {
   if (group_->result_status(call_.sequence) == HSGD_ERR_SIGNATURE)
     fail_mismatch(group_->mismatch());
+  if (group_->result_stops(call_.sequence)) see_stop();
 }
 
 bool Context::headers_open() {
@@ -70,6 +77,7 @@ void Context::fail_mismatch(const Call sides[2]) const {
 void Context::start_headers(const Outgoing& outgoing) {
   WireHeader header{};
   header.note = outgoing.note;
+  header.stop = group_->stops(call_.sequence) ? 1 : 0;
   header.sequence = call_.sequence;
   Call sides[2] = {group_->call(0, call_.sequence), Call{}};
   const bool agree = headers_agree(sides);
@@ -98,9 +106,10 @@ void Context::lead(const std::function<Outgoing()>& collect,
     return at_level(record(), &hsgd_record::inter, [&] { return links_->headers().done(); });
   });
   const hsgd_status status = judge_headers();
-  if (status == HSGD_OK && conclude) conclude(links_->headers().header().note);
+  const WireHeader& header = links_->headers().header();
+  if (status == HSGD_OK && conclude) conclude(header.note);
   HSGD_FAULT_POINT("between nodes: result not published");
-  group_->publish_result(call_.sequence, status);
+  group_->publish_result(call_.sequence, status, header.stop != 0);
   HSGD_FAULT_POINT("between nodes: result published");
 }
 
@@ -140,12 +149,11 @@ Permission Context::permission(const FirstStepFn& first_step) {
         at_level(record(), &hsgd_record::inter, [&] { return links_->headers().done(); });
     if (!done) return unknown;
     const hsgd_status status = judge_headers();
-    group_->publish_result(call_.sequence, status);
+    group_->publish_result(call_.sequence, status, links_->headers().header().stop != 0);
     HSGD_FAULT_POINT("between nodes: permission published");
   }
   if (!group_->has_result(call_.sequence)) return unknown;
-  if (group_->result_status(call_.sequence) == HSGD_ERR_SIGNATURE)
-    fail_mismatch(group_->mismatch());
+  require_result();
   return Permission::kGranted;
 }
 

@@ -169,7 +169,8 @@ void Context::open(const Operation& operation, const void* payload, size_t bytes
   const bool own = operation.receive_counts != nullptr;  // its counts are known to this rank only
   HSGD_FAULT_POINT("header: not open yet");
   const bool last = group_->open(call_.sequence, operation.signature, operation.label, payload,
-                                 bytes, own ? Counts{} : operation.counts, stores_.cost());
+                                 bytes, own ? Counts{} : operation.counts, stores_.cost(),
+                                 stop_requested_.load(std::memory_order_relaxed));
   if (last) {
     if (combine && !group_->differ(call_.sequence)) combine();
     group_->tell_opened(call_.sequence);

@@ -138,6 +138,13 @@ class Context final : private Watch {
             const std::function<void(const ExchangeNote&)>& conclude = {});
   void wait_for_result();  // waits for the result of lead()
 
+  // Asks all ranks to stop: tells them with the headers of the next collective that this rank
+  // opens. May be called from any thread.
+  void request_stop() { stop_requested_ = true; }
+  // Returns true if a rank had asked before a collective that has run here: the same on all ranks
+  // after the same collective. May be called from any thread.
+  bool stop_seen() const { return stop_seen_ || (place_.size == 1 && stop_requested_); }
+
   // Tells the other ranks not to wait for this rank any more. Collectives before `first_missed` are
   // complete.
   void give_up(const Error& error, uint64_t first_missed);
@@ -160,6 +167,8 @@ class Context final : private Watch {
   std::string who_is_late(int* first) const;
   Error expired() const;
   void require_agreement();
+  void require_result();
+  void see_stop() { stop_seen_ = true; }
   void learn_cost();
   bool headers_agree(Call sides[2]) const;
   [[noreturn]] void fail_mismatch(const Call sides[2]) const;
@@ -200,6 +209,8 @@ class Context final : private Watch {
 
   std::atomic<std::thread::id> background_{};
   std::atomic<bool> stop_waiting_{false};
+  std::atomic<bool> stop_requested_{false};
+  std::atomic<bool> stop_seen_{false};
   std::atomic<double> expired_s_{0};  // 0: not expired
   Watch* setup_watch_;
   std::optional<Deadline> deadline_;

@@ -81,6 +81,8 @@ class HSGD_API Communicator final {
   void set_background_thread(std::thread::id thread) { context_.set_background_thread(thread); }
   void stop_waiting(bool wanted) { context_.stop_waiting(wanted); }
   void expire(double timeout_s) { context_.expire(timeout_s); }
+  void request_stop() { context_.request_stop(); }
+  bool stop_requested() const { return context_.stop_seen(); }
   // Throws PeerLost if a rank of this node has died; for waits outside of collectives.
   void check_alive(int rank, const std::string& what) const;
   // Returns the ranks of this node, for uses outside of collectives.

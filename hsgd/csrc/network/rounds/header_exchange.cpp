@@ -16,6 +16,7 @@ namespace {
 // between two.
 void add_header(WireHeader* all, const WireHeader& next) {
   all->note.add(next.note);
+  all->stop |= next.stop;
   if (all->status != HSGD_OK) return;
   all->status = next.status;
   if (next.status != HSGD_OK) {

@@ -38,7 +38,8 @@ struct ExchangeNote {
 // moves. The payload of small collectives follows it.
 struct WireHeader {
   uint64_t sequence;
-  int64_t status;  // hsgd_status: HSGD_ERR_SIGNATURE when ranks of these nodes differ
+  int32_t status;  // hsgd_status: HSGD_ERR_SIGNATURE when ranks of these nodes differ
+  uint32_t stop;   // 1 if a rank of these nodes asks all to stop
   uint64_t payload_bytes;
   Call call;   // of the first rank
   Call other;  // of a rank that differs, with HSGD_ERR_SIGNATURE

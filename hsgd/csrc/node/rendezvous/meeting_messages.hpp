@@ -63,7 +63,7 @@ enum class Say : int32_t {
 };
 
 inline constexpr uint32_t kMagic = 0x64677368;  // "hsgd"
-inline constexpr uint32_t kVersion = 9;         // of these messages, and of the shared layout
+inline constexpr uint32_t kVersion = 10;        // of these messages, and of the shared layout
 inline constexpr int kRosterEntries = kMostDescriptors;
 
 struct MeetingHead {

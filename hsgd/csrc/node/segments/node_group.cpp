@@ -188,7 +188,8 @@ bool LocalGroup::somebody_sleeps() const {
 }
 
 bool LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
-                      const void* payload, size_t bytes, const Counts& counts, uint64_t cost) {
+                      const void* payload, size_t bytes, const Counts& counts, uint64_t cost,
+                      bool stop) {
   CellHeader& own = cell(rank(), sequence);
   fill_label(label, counts, &control(rank()).labels[sequence % kCells]);
   const bool is_inline = bytes <= CellHeader::kInlineBytes;
@@ -198,7 +199,7 @@ bool LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_
   // Writes all fields of the line that peers poll together: otherwise the line would travel to them
   // and back in between.
   own.signature = signature;
-  own.note = cost;
+  own.note = cost | (stop ? CellHeader::kStop : 0);
   if (payload != nullptr && is_inline) std::memcpy(own.payload, small, sizeof small);
   // Partner: is_open(). A peer that sees the sequence sees payload and signature. Sequentially
   // consistent because ring() must not read `asleep` before the store is visible.
@@ -218,29 +219,46 @@ bool LocalGroup::all_are_open(uint64_t sequence) const {
   return true;
 }
 
-// Counts this rank. The last rank of a group compares the signatures of its group; the last rank of
+// Counts this rank. The last rank of a group compares the headers of its group; the last rank of
 // all compares those of the groups.
 bool LocalGroup::count_opened(uint64_t sequence) {
   if (!tree_->count_rank(Track::kOpened, sequence)) return false;
   HSGD_FAULT_POINT("header: counted, group not counted");
-  // Relaxed: counting the group releases it.
-  std::atomic<uint64_t>& differ = control(0).differ;
-  if (signatures_differ(tree_->members(), sequence))
-    differ.store(sequence, std::memory_order_relaxed);
+  compare_headers(tree_->members(), sequence);
   if (!tree_->count_group(Track::kOpened, sequence)) return false;
-  if (signatures_differ(tree_->firsts(), sequence))
-    differ.store(sequence, std::memory_order_relaxed);
+  compare_headers(tree_->firsts(), sequence);
   return true;
 }
 
-bool LocalGroup::signatures_differ(const std::vector<int>& ranks, uint64_t sequence) const {
-  const Signature& first = signature(ranks.front(), sequence);
-  return !std::all_of(ranks.begin(), ranks.end(),
-                      [&](int rank) { return signature(rank, sequence) == first; });
+// Writes are relaxed: counting the group releases them. A group may be one collective ahead of
+// ranks that still read, so `differ` has a place for each cell, and `stop` keeps the first one.
+void LocalGroup::compare_headers(const std::vector<int>& ranks, uint64_t sequence) {
+  const CellHeader& first = cell(ranks.front(), sequence);
+  bool differ = false;
+  uint64_t notes = 0;
+  for (const int rank : ranks) {
+    const CellHeader& header = cell(rank, sequence);
+    differ = differ || !(header.signature == first.signature);
+    notes |= header.note;
+  }
+  if (differ) control(0).differ[sequence % kCells].store(sequence, std::memory_order_relaxed);
+  uint64_t none = 0;
+  if ((notes & CellHeader::kStop) != 0)
+    control(0).stop.compare_exchange_strong(none, sequence, std::memory_order_relaxed);
 }
 
-bool LocalGroup::differ(uint64_t sequence) const {
-  return control(0).differ.load(std::memory_order_relaxed) == sequence;  // see all_opened()
+bool LocalGroup::differ(uint64_t sequence) const {  // see all_opened()
+  return control(0).differ[sequence % kCells].load(std::memory_order_relaxed) == sequence;
+}
+
+bool LocalGroup::stops(uint64_t sequence) const {
+  if (tree_) {
+    const uint64_t first = control(0).stop.load(std::memory_order_relaxed);
+    return first != 0 && first <= sequence;
+  }
+  uint64_t notes = 0;
+  for (int rank = 0; rank < size(); ++rank) notes |= cell(rank, sequence).note;
+  return (notes & CellHeader::kStop) != 0;
 }
 
 void LocalGroup::tell_opened(uint64_t sequence) {
@@ -271,9 +289,9 @@ std::byte* LocalGroup::result_payload(uint64_t sequence, size_t bytes) {
   return payload_of(result(sequence), bytes);
 }
 
-void LocalGroup::publish_result(uint64_t sequence, hsgd_status status) {
+void LocalGroup::publish_result(uint64_t sequence, hsgd_status status, bool stop) {
   CellHeader& cell = result(sequence);
-  cell.note = static_cast<uint64_t>(static_cast<int64_t>(status));
+  cell.note = static_cast<uint32_t>(status) | (stop ? CellHeader::kStop : 0);
   // Partner: has_result(), for the same reasons as in open().
   cell.sequence.store(sequence, std::memory_order_seq_cst);
   wake_all();
@@ -284,7 +302,11 @@ bool LocalGroup::has_result(uint64_t sequence) const {
 }
 
 hsgd_status LocalGroup::result_status(uint64_t sequence) const {
-  return static_cast<hsgd_status>(static_cast<int64_t>(result(sequence).note));
+  return static_cast<hsgd_status>(static_cast<int32_t>(result(sequence).note));
+}
+
+bool LocalGroup::result_stops(uint64_t sequence) const {
+  return (result(sequence).note & CellHeader::kStop) != 0;
 }
 
 Call (&LocalGroup::mismatch())[2] { return control(0).mismatch; }

@@ -61,10 +61,11 @@ class LocalGroup {
 
   // --- cells: the header and small payload of one collective ---
   // Publishes this rank's header, with up to oneshot_bytes of payload (nullptr: only the header).
-  // `cost`: any number for the other ranks. Returns true if ranks are counted and this rank was the
-  // last: then it must call tell_opened().
+  // `cost`: any number below 2^63 for the other ranks; `stop`: asks them to stop. Returns true if
+  // ranks are counted and this rank was the last: then it must call tell_opened().
   bool open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
-            const void* payload, size_t bytes, const Counts& counts = {}, uint64_t cost = 0);
+            const void* payload, size_t bytes, const Counts& counts = {}, uint64_t cost = 0,
+            bool stop = false);
   bool is_open(int rank, uint64_t sequence) const;
   // For counted ranks: returns true if all have opened the collective and the last one has
   // announced it; differ() returns true if their signatures differ.
@@ -72,7 +73,11 @@ class LocalGroup {
   bool differ(uint64_t sequence) const;
   void tell_opened(uint64_t sequence);
   const Signature& signature(int rank, uint64_t sequence) const;
-  uint64_t cost(int rank, uint64_t sequence) const { return cell(rank, sequence).note; }
+  uint64_t cost(int rank, uint64_t sequence) const {
+    return cell(rank, sequence).note & ~CellHeader::kStop;
+  }
+  // Returns true if a rank of the node asked to stop; all headers must be open.
+  bool stops(uint64_t sequence) const;
   const std::byte* payload(int rank, uint64_t sequence, size_t bytes) const;
   Call call(int rank, uint64_t sequence) const;  // for messages; the header must be open
   // Returns room for up to oneshot_bytes, in addition to a payload of up to
@@ -86,9 +91,10 @@ class LocalGroup {
   std::byte* result_packets(uint64_t sequence) const {  // as packet()
     return reinterpret_cast<std::byte*>(&result(sequence)) + kLine;
   }
-  void publish_result(uint64_t sequence, hsgd_status status);
+  void publish_result(uint64_t sequence, hsgd_status status, bool stop);
   bool has_result(uint64_t sequence) const;
   hsgd_status result_status(uint64_t sequence) const;
+  bool result_stops(uint64_t sequence) const;
   Call (&mismatch())[2];  // in local rank 0's memory
 
   // --- progress and rings ---
@@ -209,7 +215,7 @@ class LocalGroup {
   bool count_step(std::atomic<uint64_t> Progress::* member, uint64_t steps);
   bool somebody_sleeps() const;
   void wake(int most);
-  bool signatures_differ(const std::vector<int>& ranks, uint64_t sequence) const;
+  void compare_headers(const std::vector<int>& ranks, uint64_t sequence);
   RankGroups make_groups() const;
   std::optional<CombiningTree> make_tree() const;
   std::vector<Doorbell*> bells() const;

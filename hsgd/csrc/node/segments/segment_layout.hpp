@@ -46,10 +46,11 @@ static_assert(sizeof(Progress) == kLine);
 // reader that sees it sees the whole header and payload.
 struct alignas(kLine) CellHeader {
   static constexpr size_t kInlineBytes = 32;
+  static constexpr uint64_t kStop = uint64_t{1} << 63;  // in `note`: a rank asks all to stop
   std::atomic<uint64_t> sequence;
   Signature signature;
   // In result cells: hsgd_status of the collective on the leader. In others: ticks that the owner
-  // worked in the last collective whose cost is compared, see StoreChoice.
+  // worked in the last collective whose cost is compared, see StoreChoice. In both with kStop.
   uint64_t note;
   std::byte payload[kInlineBytes];
 };
@@ -92,9 +93,10 @@ struct alignas(kLine) Control {
   // In a group's first rank: the ranks of the group sleep on it and count themselves there.
   alignas(kLine) Doorbell bell;
   alignas(kLine) TreeNode tree;
-  // Local rank 0: the collective in which ranks of the node differ, written by the rank that
-  // counted last.
-  alignas(kLine) std::atomic<uint64_t> differ;
+  // Local rank 0: the collectives of the cells in which ranks of the node differ, and the first
+  // collective in which a rank asked to stop (0: none); written by a rank that counted last.
+  alignas(kLine) std::atomic<uint64_t> differ[kCells];
+  std::atomic<uint64_t> stop;
   // Local rank 0: id of the group, drawn at random before the ranks meet. It lies here because this
   // line has room; the position of the line of `progress` must not change.
   uint64_t id;

@@ -1,0 +1,82 @@
+"""When the scheduler ends this job: Slurm, PBS and Flux are asked by their own commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hsgd.errors import LaunchError
+
+__all__ = ["left_s"]
+
+_ASK_S = 20.0  # a busy controller of Slurm may take long
+
+
+def _of_slurm(text: str) -> float | None:
+    """Read squeue's %L: "1-02:03:04", "02:03:04", "3:04", UNLIMITED or NOT_SET."""
+    found = re.fullmatch(r"(?:(\d+)-)?((?:\d+:){0,2}\d+)", text.strip())
+    if found is None:
+        return None
+    seconds = 0
+    for part in found[2].split(":"):
+        seconds = 60 * seconds + int(part)
+    if found[1] and found[2].count(":") < 2:  # "1-02" are hours, "1-02:03" hours and minutes
+        seconds *= 60 ** (2 - found[2].count(":"))
+    return 86400.0 * int(found[1] or 0) + seconds
+
+
+def _of_pbs(text: str) -> float | None:
+    """Read `qstat -f`: the limit and what is used of it."""
+    limit = re.search(r"Resource_List\.walltime = ([\d:]+)", text)
+    used = re.search(r"resources_used\.walltime = ([\d:]+)", text)
+    if limit is None:
+        return None
+    spent = _of_slurm(used[1]) if used else 0.0
+    return (_of_slurm(limit[1]) or 0.0) - (spent or 0.0)
+
+
+def _of_flux(text: str) -> float | None:
+    """Read `flux job timeleft`: seconds, or "infinity"."""
+    words = text.strip()
+    return float(words) if re.fullmatch(r"\d+(\.\d+)?", words) else None
+
+
+@dataclass(frozen=True)
+class _Scheduler:
+    """A row of the table; `command` gets the job's id, `read` returns seconds or None: no limit."""
+
+    variable: str
+    command: tuple[str, ...]
+    read: Callable[[str], float | None]
+
+
+_SCHEDULERS = (
+    _Scheduler("SLURM_JOB_ID", ("squeue", "--noheader", "--format=%L", "--jobs={}"), _of_slurm),
+    _Scheduler("PBS_JOBID", ("qstat", "-f", "{}"), _of_pbs),
+    _Scheduler("FLUX_JOB_ID", ("flux", "job", "timeleft", "{}"), _of_flux),
+)
+
+
+def left_s(environ: Mapping[str, str]) -> float | None:
+    """Return the seconds until the scheduler ends this job; None: there is no limit or scheduler.
+
+    Local, blocks for up to 20 s. Raises LaunchError if the scheduler does not answer.
+    """
+    for scheduler in _SCHEDULERS:
+        job = environ.get(scheduler.variable)
+        if not job:
+            continue
+        words = [word.format(job) for word in scheduler.command]
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LaunchError(f"{' '.join(words)}: {error}") from None
+        if done.returncode:
+            said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise LaunchError(f"{' '.join(words)}: {said[0]}")
+        return scheduler.read(done.stdout)
+    return None

@@ -1,0 +1,55 @@
+"""Signals to an elastic job: its ranks save together, for as long as HSGD_ABORT_AFTER_S allows."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_jobs import HSGD, lines, watched
+from toolkit.processes import launch_environ
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.long
+
+PROGRAM = """
+import pathlib, sys, time, torch
+import hsgd.torch as hvd
+
+folder = pathlib.Path(sys.argv[1])
+hvd.init()
+torch.manual_seed(1)
+model = torch.nn.Linear(2, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+def save():
+    time.sleep(6)  # longer than ranks get that the job ends for another reason
+    (folder / "saved").write_text(str(hvd.size()))
+
+for step in range(100_000):
+    optimizer.zero_grad()
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    if hvd.preempted():
+        hvd.save_and_exit(save)
+    if step == 2:
+        print("|trains|", flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_ranks_of_an_elastic_job_save_after_a_signal(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    words = [*HSGD, "run", "-np", "2", "--min-np", "1"]
+    with watched([*words, sys.executable, "-c", PROGRAM, str(tmp_path)], launch_environ()) as job:
+        job.wait_for(lambda text: len(lines(text, "trains")) == 2)
+        job.process.send_signal(number)
+        code = job.end()
+    assert code == (143 if number == signal.SIGTERM else 0), job.text
+    assert (tmp_path / "saved").read_text() == "2", job.text
+    assert "hsgd: " in job.text and "was ended by" not in job.text

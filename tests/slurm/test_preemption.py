@@ -1,0 +1,82 @@
+"""Jobs that save before Slurm ends them, and go on after they were put back into the queue."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from toolkit.slurm import Slurm
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.long
+PYTHON = sys.executable
+JOB_S = 120.0
+
+# Counts steps in a checkpoint; the first run is asked to stop by `scancel` or its own end.
+TRAIN = """
+import os, pathlib, subprocess, sys, time, torch
+import hsgd
+
+front, folder, how = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
+torch.manual_seed(1)
+model = torch.nn.Linear(2, 1)
+if front == "hvd":
+    import hsgd.torch as hvd
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+else:
+    import torch.distributed as dist
+    dist.init_process_group("hsgd")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+saved = folder / "step"
+first = int(saved.read_text()) if saved.exists() else 0
+for step in range(first, 200):
+    optimizer.zero_grad()
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    if hsgd.preempted(within_s=3600 if how == "clock" and not first else 0):
+        (folder / f"left-{rank}").write_text(str(step))
+        hsgd.save_and_exit(lambda: saved.write_text(str(step + 1)))
+    if step == 20 and rank == size - 1 and not first and how != "clock":
+        subprocess.run(["scancel", "-s", how, os.environ["SLURM_JOB_ID"]], check=True)
+    time.sleep(0.02)
+print("done", rank, first, os.environ.get("SLURM_RESTART_COUNT"), flush=True)
+"""
+
+
+def until(out: Path, condition: Callable[[str], bool]) -> None:
+    """Wait until a job has written what fulfils a condition."""
+    end = time.monotonic() + JOB_S
+    while not (out.exists() and condition(out.read_text())):
+        assert time.monotonic() < end, out.read_text() if out.exists() else "nothing"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("front", "how"), [("hvd", "USR1"), ("ddp", "clock")]
+)
+def test_a_job_saves_is_requeued_and_goes_on(
+    slurm: Slurm, tmp_path: Path, front: str, how: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\nsrun {PYTHON} {tmp_path}/train.py {front} {tmp_path} {how}\n")
+    out = tmp_path / "out"
+    words = ["sbatch", "--requeue", "-N2", "-n3", "-t30", "--open-mode=append"]
+    slurm.run([*words, "-o", str(out), str(script)])
+    until(out, lambda text: text.count("done") == 3)
+    text = out.read_text()
+    left = {(tmp_path / f"left-{rank}").read_text() for rank in range(3)}
+    assert len(left) == 1, text
+    first = int(left.pop()) + 1
+    assert f"hsgd: {'the job' if how == 'clock' else ''}" in text and "is requeued" in text
+    lines = sorted(line for line in text.splitlines() if line.startswith("done"))
+    assert lines == [f"done {rank} {first} 1" for rank in range(3)], text
