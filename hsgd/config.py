@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import signal
 import types
 from collections.abc import Callable, Mapping
 from typing import Literal
 
 __all__ = ["Config"]
 
-_FIXED_SIGNALS = {"SIGKILL", "SIGSTOP"}  # which have no handlers
+_SIGNALS = {"TERM", "USR1", "USR2", "HUP", "QUIT", "ALRM", "XCPU"}  # that schedulers send
 # The number forms that C's strtod reads in every locale; int() and float() also read "1_000", " 5
 # ".
 _FORMS = {int: r"[+-]?[0-9]+", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"}
@@ -54,8 +53,14 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 
 def _signals(text: str) -> str:
-    names = text.split(",")
-    if not {f"SIG{name}" for name in names} <= set(signal.Signals.__members__) - _FIXED_SIGNALS:
+    if text != "none" and not set(text.split(",")) <= _SIGNALS:
+        raise ValueError(text)
+    return text
+
+
+def _ports(text: str) -> str:
+    found = re.fullmatch(r"([1-9][0-9]{0,4})-([1-9][0-9]{0,4})", text, re.ASCII)
+    if text != "any" and not (found and int(found[1]) <= int(found[2]) <= 65535):
         raise ValueError(text)
     return text
 
@@ -134,6 +139,10 @@ class Config:
         "HSGD_INTERFACES", "all", str, "names of network interfaces, as eth0,eth1"
     )
     """Interfaces for TCP, with commas, in order of preference; "all" is all but loopback."""
+    ports: str = _variable(  # type: ignore[assignment]
+        "HSGD_PORTS", "any", _ports, "the first and the last port, as 21000-21999, or any"
+    )
+    """Ports at which ranks listen for other nodes; "any" are free ones of the kernel's choice."""
     step_dir: str = _variable(  # type: ignore[assignment]
         "HSGD_STEP_DIR", "", str, "a folder that all nodes share"
     )
@@ -166,7 +175,10 @@ class Config:
     all.
     """
     preempt_signals: str = _variable(  # type: ignore[assignment]
-        "HSGD_PREEMPT_SIGNALS", "TERM,USR1,USR2", _signals, "names of signals, as TERM,USR1"
+        "HSGD_PREEMPT_SIGNALS",
+        "TERM,USR1,USR2",
+        _signals,
+        "names of signals, as TERM,USR1, or none",
     )
     """preempted(): signals that ask the job to save and end, with commas."""
     min_bytes: int = _variable(  # type: ignore[assignment]
@@ -237,6 +249,14 @@ class Config:
             except ValueError:
                 expected = field.metadata["expected"]
                 raise ValueError(f"Config.{field.name}={value!r}: expected {expected}") from None
+
+    @property
+    def port_range(self) -> range:
+        """`ports`, or ports below Linux's for clients (ip_local_port_range)."""
+        if self.ports == "any":
+            return range(20_000, 32_000)
+        first, last = map(int, self.ports.split("-"))
+        return range(first, last + 1)
 
     @classmethod
     def variables(cls) -> dict[str, str]:

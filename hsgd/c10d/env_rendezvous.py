@@ -12,6 +12,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from hsgd.jobs.stores.sealed_store import JOB_SECRET
+
 __all__ = ["install", "variables"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -27,11 +29,17 @@ def install(rendezvous: Any) -> None:
     if known is None or hasattr(known, "sets_variables"):
         return
 
+    last: list[Any] = []  # the store of the job's last group
+
     @functools.wraps(known)
     def handler(url: str, *arguments: Any, **named: Any) -> Any:
         if not any(name in os.environ for name in _NEEDED) and "?" not in url:
             os.environ.update(variables())
-        return known(url, *arguments, **named)
+        for found in known(url, *arguments, **named):
+            # Rank 0's store serves the next group, too: another rank may connect for that while
+            # rank 0 still destroys this one.
+            last[:] = [found[0]] if JOB_SECRET in os.environ else []
+            yield found
 
     handler.sets_variables = True  # type: ignore[attr-defined]
     handlers["env"] = handler
@@ -48,7 +56,7 @@ def variables() -> dict[str, str]:
     if found is None or found.is_alone or "TORCHELASTIC_RUN_ID" in os.environ:
         return {}
     from hsgd.comm.communicator import Comm
-    from hsgd.jobs.stores.sealed_store import JOB_SECRET, draw_job_secret
+    from hsgd.jobs.stores.sealed_store import draw_job_secret
 
     with Comm() as comm:
         told = (*_place(comm.cross_size == 1), draw_job_secret()) if comm.rank == 0 else None

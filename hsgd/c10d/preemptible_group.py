@@ -29,6 +29,9 @@ class PreemptibleGroup:
     def any_rank(self, mine: bool) -> bool:
         return preemption.any_rank(self._comm, mine)
 
+    def split(self) -> Comm:
+        return preemption.whole(self._comm)
+
 
 def _find() -> PreemptibleGroup | None:
     if not torch.distributed.is_initialized():

@@ -118,7 +118,7 @@ class Comm(Closing):
     def __init__(self, comm: Any | None = None, config: Config | None = None) -> None:
         config = Config.from_env() if config is None else config
         self._connect(comm, config)
-        preemption.carry(self)
+        preemption.add_comm(self)
 
     def _connect(self, comm: Any | None, config: Config) -> None:
         if comm is None:
@@ -218,7 +218,7 @@ class Comm(Closing):
         self = cls.__new__(cls)
         config = Config.from_env() if config is None else config
         self._keep_local(path, rank, size, config)
-        preemption.carry(self)
+        preemption.add_comm(self)
         return self
 
     def _keep_local(self, path: str, rank: int, size: int, config: Config) -> None:
@@ -271,7 +271,7 @@ class Comm(Closing):
             )
         board = _board(store, place, prefix, config.timeout_s, "Comm.over_store")
         self = cls.over_board(board, config)
-        preemption.carry(self)
+        preemption.add_comm(self)
         return self
 
     @classmethod
@@ -792,7 +792,7 @@ class Comm(Closing):
         limit_s = self._config.timeout_s if timeout_s is None else float(timeout_s)
         shrunk._keep(self._native.shrink(limit_s))
         shrunk._config = self._config
-        preemption.carry(shrunk)
+        preemption.add_comm(shrunk)
         self.close()
         return shrunk
 
@@ -1012,7 +1012,7 @@ class Comm(Closing):
 
     @property
     def interfaces(self) -> str:
-        """Network interfaces for TCP to other nodes; "" is all but loopback."""
+        """Network interfaces and ports for TCP to other nodes, as hsgd_leader_create() has them."""
         return _names(self._config)
 
     @property
@@ -1037,8 +1037,9 @@ def _equal(config: Config) -> dict[str, Any]:
 
 
 def _names(config: Config) -> str:
-    """Return the interfaces in the form of the core: "" for all."""
-    return "" if config.interfaces == "all" else config.interfaces
+    """Return interfaces and ports in the form of the core: "" for all."""
+    names = "" if config.interfaces == "all" else config.interfaces
+    return names if config.ports == "any" else f"{names};{config.ports}"
 
 
 def _on_device() -> type[Exception]:

@@ -6,7 +6,6 @@ Comm.request_stop). preempted() communicates only if the program has called none
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,26 +13,35 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
 from hsgd.config import Config
-from hsgd.errors import HsgdError, LaunchError
-from hsgd.jobs.environment import ending, time_limit
+from hsgd.errors import HsgdError, LaunchError, PeerLost
+from hsgd.jobs.environment import agent_link, ending, time_limit
 from hsgd.jobs.environment.launched_once import launched_once
 
 if TYPE_CHECKING:
     from hsgd.comm.communicator import Comm
 
-__all__ = ["FrontEnd", "any_rank", "carry", "preempted", "register", "save_and_exit"]
+__all__ = [
+    "FrontEnd",
+    "add_comm",
+    "any_rank",
+    "preempted",
+    "register",
+    "save_and_exit",
+    "whole",
+]
 
-_LOOK_S = 1.0  # between looks whether the program has installed other handlers
-_PULSE_S = 1.0  # between two signs of life of a rank that saves
+_LOOK_S = 1.0  # between looks whether another handler was installed
+_PULSE_S = 1.0  # between two signs of life of ranks that save
+_KILL_S = 60.0  # with more time left than this, a job is not ended because its time is over
 _NAME = "preempted"
-_UNKNOWN = "another rank"
+_UNKNOWN = "another rank was told"
+_SAVED, _FAILED, _SAVING = range(3)  # the highest of all ranks counts
 
 
 class FrontEnd(Protocol):
@@ -49,6 +57,9 @@ class FrontEnd(Protocol):
     def any_rank(self, mine: bool) -> bool:
         """Return whether `mine` is true on any rank; collective, blocking."""
 
+    def split(self) -> Comm:
+        """Return a new communicator of all ranks, for save_and_exit(); collective, blocking."""
+
 
 def any_rank(comm: Comm, mine: bool) -> bool:
     """Return whether `mine` is true on any rank of `comm`; collective, blocking."""
@@ -57,23 +68,53 @@ def any_rank(comm: Comm, mine: bool) -> bool:
     return bool(value[0])
 
 
+def whole(comm: Comm) -> Comm:
+    """Return a new communicator of the same ranks; collective, blocking."""
+    made = comm.split(0, comm.rank)
+    assert made is not None
+    return made
+
+
 class _Comms:
     """The front end of a program that makes a Comm itself, or calls hsgd.init()."""
 
     def __init__(self) -> None:
         self.made: list[weakref.ref[Comm]] = []
+        self.first: Comm | None = None  # held until it is closed: ranks collect garbage apart
+        self.size: int | None = None  # ranks that the launcher started; 0: not known
 
     def carriers(self) -> Sequence[Comm]:
+        """Return those of the whole job: as large as its launcher says, or the largest."""
         comms = [comm for made in self.made if (comm := made()) is not None and not comm.closed]
-        self.made = [weakref.ref(comm) for comm in comms]
-        return [comm for comm in comms if comm.size == max(each.size for each in comms)]
+        if len(comms) < len(self.made):
+            self.made = [weakref.ref(comm) for comm in comms]
+        if self.size is None or self.first is None or self.first.closed:
+            by = launched_once(os.environ)
+            self.size = 0 if by is None or by.size is None else by.size
+        size = self.size or max((comm.size for comm in comms), default=0)
+        return [comm for comm in comms if comm.size == size]
+
+    def find(self) -> _Comms | None:
+        """Return this if there is such a communicator; local."""
+        if self.first is None or self.first.closed:
+            found = self.carriers()
+            self.first = found[0] if found else None
+        return None if self.first is None else self
+
+    @property
+    def comm(self) -> Comm:
+        assert self.first is not None
+        return self.first
 
     @property
     def rank(self) -> int:
-        return self.carriers()[0].rank
+        return self.comm.rank
 
     def any_rank(self, mine: bool) -> bool:
-        return any_rank(self.carriers()[0], mine)
+        return any_rank(self.comm, mine)
+
+    def split(self) -> Comm:
+        return whole(self.comm)
 
 
 class _Preemption:
@@ -82,7 +123,8 @@ class _Preemption:
     def __init__(self) -> None:
         self.comms = _Comms()
         self.reason = ""  # why this rank asks all to stop; empty: it does not
-        self.handlers: dict[int, Callable[[int, FrameType | None], None] | None] = {}
+        self.is_short = False  # whether the whole time of the job is less than asked for
+        self.numbers: list[signal.Signals] | None = None  # those that have our handler
         self.look_s = 0.0  # when to look at the handlers next
         self.end_s: float | None = None  # of the job, of time.monotonic()
         self.has_asked = self.is_alone = False
@@ -92,8 +134,8 @@ class _Preemption:
         for find in reversed(_front_ends):
             if (found := find()) is not None:
                 return found
-        if self.comms.carriers():
-            return self.comms
+        if (comms := self.comms.find()) is not None:
+            return comms
         if not self.is_alone:
             by = launched_once(os.environ)
             if by is not None and not by.is_alone:
@@ -106,30 +148,33 @@ class _Preemption:
         return None
 
     def watch_signals(self) -> None:
-        """Install our handlers, also before those that a program has installed since; local."""
+        """Take the signals, again if another handler was installed since; local."""
         if threading.current_thread() is not threading.main_thread():
-            if not self.handlers:
+            if self.numbers is None:
                 raise HsgdError("preempted: call it in the main thread first, for its signals")
             return
         if time.monotonic() < self.look_s:
             return
         self.look_s = time.monotonic() + _LOOK_S
-        if not self.handlers:
-            names = Config.from_env().preempt_signals.split(",")
-            self.handlers = dict.fromkeys(signal.Signals[f"SIG{name}"] for name in names)
-        for number, handler in self.handlers.items():
-            earlier = signal.getsignal(number)
-            if handler is None or earlier is not handler:
-                self.handlers[number] = handler = self._noting(earlier)
-                signal.signal(number, handler)
+        if self.numbers is None:
+            names = Config.from_env().preempt_signals
+            self.numbers = [
+                signal.Signals[f"SIG{name}"] for name in names.split(",") if name != "none"
+            ]
+            os.register_at_fork(after_in_child=self._forget_signals)
+            if (agent := agent_link.link()) is not None:
+                agent.when_preempted(self._note)
+        for number in self.numbers:
+            signal.signal(number, lambda number, _: self._note(signal.Signals(number).name))
 
-    def _noting(self, earlier: object) -> Callable[[int, FrameType | None], None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            self.reason = self.reason or signal.Signals(number).name
-            if callable(earlier):
-                earlier(number, frame)
+    def _note(self, reason: str) -> None:
+        self.reason = self.reason or reason
 
-        return note
+    def _forget_signals(self) -> None:
+        """In a forked child, which is no rank: SIGTERM ends it, the others do nothing."""
+        for number in self.numbers or ():
+            is_term = number == signal.SIGTERM
+            signal.signal(number, signal.SIG_DFL if is_term else signal.SIG_IGN)
 
     def watch_clock(self, within_s: float) -> None:
         """Ask to stop if the job ends within `within_s`; local, asks the scheduler twice."""
@@ -137,7 +182,7 @@ class _Preemption:
             return
         is_near = self.end_s is not None and self.end_s - time.monotonic() < within_s
         if not self.has_asked or is_near:  # it may have been extended meanwhile
-            self.has_asked = True
+            is_first, self.has_asked = not self.has_asked, True
             try:
                 left = time_limit.left_s(os.environ)
             except LaunchError as error:
@@ -147,6 +192,7 @@ class _Preemption:
             self.end_s = None if left is None else time.monotonic() + left
             if left is not None and left < within_s:
                 self.reason = f"the job's time ends in {max(left, 0):.0f} s"
+                self.is_short = is_first
 
     def agreed(self, front: FrontEnd) -> bool:
         """Return whether a rank had asked all to stop; the same on all ranks."""
@@ -176,7 +222,7 @@ def register(find: Callable[[], FrontEnd | None]) -> None:
         _front_ends.append(find)
 
 
-def carry(comm: Comm) -> None:
+def add_comm(comm: Comm) -> None:
     """Let preempted() use a communicator that the program has made; local."""
     _state.comms.made.append(weakref.ref(comm))
 
@@ -184,19 +230,20 @@ def carry(comm: Comm) -> None:
 def preempted(within_s: float = 0.0) -> bool:
     """Return whether the job is to save and end; the same on all ranks in the same step.
 
-    True once a rank got one of the signals in HSGD_PREEMPT_SIGNALS (SIGTERM, SIGUSR1, SIGUSR2), or
-    rank 0's scheduler ends the job within `within_s` seconds. Collective: all ranks call it at the
-    same place, usually once after each step. It waits for the asynchronous collectives so far. A
-    signal travels with the next collectives of the job's communicator: those of hsgd.torch's
-    DistributedOptimizer, the default group of torch.distributed, or an hsgd.Comm. Only if none was
-    called since the last time, preempted() calls one of one byte.
+    True, from then on, once a rank got one of the signals in HSGD_PREEMPT_SIGNALS (SIGTERM,
+    SIGUSR1, SIGUSR2), or rank 0's scheduler ends the job within `within_s` seconds. Collective: all
+    ranks call it equally often at the same place, usually after each step. It waits for the
+    asynchronous collectives so far. A signal travels with the next collectives of the job's
+    communicator: that of hsgd.torch's DistributedOptimizer, the default group of torch.distributed,
+    or an hsgd.Comm. Only if none was called since the last time, preempted() calls one of one byte.
 
-    The first call installs handlers for the signals, in the main thread, and asks the scheduler.
-    Handlers that the program has installed are called, too. From the first True on, no rank aborts
-    the job because others take long to end.
+    The first call takes the signals for itself, in the main thread, and asks the scheduler. Other
+    handlers of these signals, such as Lightning's, are not called any more. In forked children
+    SIGTERM has its default action again, the others are ignored. From the first True on, no rank
+    aborts the job because others take long to end.
 
     Raises:
-        LaunchError: several ranks were started, and nothing connects them yet.
+        LaunchError: several ranks were started, and no communicator connects all of them yet.
         HsgdError: the first call is not in the main thread.
         PeerLost, CollectiveTimeout: from the collective of one byte.
     """
@@ -216,19 +263,20 @@ def save_and_exit(
 ) -> NoReturn:
     """Save while all ranks wait, put the job back into Slurm's queue, and end the program.
 
-    Collective, blocking; does not return. The other ranks wait for `save` as long as rank 0 lives,
-    beyond HSGD_TIMEOUT_S, too.
+    Collective, blocking; does not return. Ranks wait for `save` as long as those that save live,
+    beyond HSGD_TIMEOUT_S, too, unless MPI allows one thread only.
 
     Args:
-        save: writes the checkpoint; called on rank 0 only.
+        save: writes the checkpoint; called on rank 0 only, so without collectives.
         on_all: call it on all ranks, for instance for a sharded checkpoint.
-        requeue: under Slurm, run `scontrol requeue` for this job on rank 0.
-        exit_code: of all ranks.
+        requeue: under Slurm, run `scontrol requeue` on rank 0, unless the job was cancelled, or all
+            of its time is less than preempted() was given.
+        exit_code: of all ranks. torchrun and elastic jobs take any other than 0 for a failure.
 
     Raises:
         SystemExit: as sys.exit(exit_code) does, on all ranks.
-        HsgdError: another rank failed to save; the job is not requeued. Where `save` itself
-            raised, its error.
+        HsgdError: another rank failed to save; the job is not requeued. The rank itself raises the
+            error of `save`.
     """
     front = _state.front_end()
     ending.never_abort()
@@ -236,75 +284,105 @@ def save_and_exit(
     if front is None:
         save()
     else:
-        _save_together(save, front, saves=on_all or rank == 0, waits=on_all)
+        lost = _save_together(save if on_all or rank == 0 else None, front)
+        if lost is not None and (rank > 0 or on_all):
+            raise lost
+        if lost is not None:
+            _say(f"saved, although {lost}")
     if rank == 0:
-        why = "" if _state.reason in ("", _UNKNOWN) else f"{_state.reason}: "
-        _say(f"{why}saved{_requeued() if requeue else ''}")
+        _say(f"{_state.reason or 'save_and_exit'}: saved{_requeued() if requeue else ''}")
     sys.exit(exit_code)
 
 
-def _save_together(
-    save: Callable[[], object], front: FrontEnd, *, saves: bool, waits: bool
-) -> None:
-    """Save on this rank, or wait until another has; HsgdError if another failed to."""
-    failure: BaseException | None = None
-    if saves:
-        with contextlib.nullcontext() if waits else _pulses(front):
-            try:
-                save()
-            except BaseException as error:
-                failure = error
+def _save_together(save: Callable[[], object] | None, front: FrontEnd) -> RuntimeError | None:
+    """Save on this rank, if at all, and wait until all have; return the loss of a rank, if any.
+
+    Raises what `save` does, and HsgdError if another rank failed to save.
+    """
     try:
-        while not waits and not front.any_rank(saves):
-            pass
-        has_failed = front.any_rank(failure is not None)
+        meeting = _Meeting(front.split(), _SAVED if save is None else _SAVING)
     except RuntimeError as error:  # HsgdError, HorovodInternalError
-        if failure is not None or not saves or waits:
-            raise failure or error from None
-        _say(f"saved, although {error}")
-        return
-    if failure is not None:
-        raise failure
-    if has_failed:
-        raise HsgdError("save_and_exit: another rank failed to save; its error says why")
-
-
-@contextlib.contextmanager
-def _pulses(front: FrontEnd) -> Iterator[None]:
-    """Call any_rank(False) now and then in a thread, so that no rank waits beyond its deadline."""
-    ends = threading.Event()
-
-    def pulse() -> None:
-        with contextlib.suppress(RuntimeError):  # the thread may not communicate; others wait
-            while not ends.wait(_PULSE_S):
-                front.any_rank(False)
-
-    thread = threading.Thread(target=pulse, name="hsgd save", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ends.set()
+        if save is not None:
+            save()
+        return error
+    if save is None:
+        meeting.wait()
+    else:
+        # MPI may allow no second thread: then others wait until their deadline only.
+        thread = threading.Thread(target=meeting.wait, name="hsgd save", daemon=True)
+        thread.start()
+        try:
+            save()
+        except BaseException:
+            meeting.end(_FAILED)
+            thread.join()
+            raise
+        meeting.end(_SAVED)
         thread.join()
+        if meeting.error is not None and not isinstance(meeting.error, PeerLost):
+            meeting.wait()
+    if meeting.worst == _FAILED:
+        raise HsgdError("save_and_exit: another rank failed to save; its error says why")
+    return meeting.error
+
+
+class _Meeting:
+    """All ranks, some of which save: they meet now and then, so that no wait passes a deadline."""
+
+    def __init__(self, comm: Comm, state: int) -> None:
+        self.comm, self.state = comm, state
+        self.worst = state
+        self.error: HsgdError | None = None
+        self._ended = threading.Event()
+
+    def end(self, state: int) -> None:
+        """Say that this rank saves no longer; local."""
+        self.state = state
+        self._ended.set()
+
+    def wait(self) -> None:
+        """Wait until no rank saves; collective, blocking. Sets `error` if a rank is lost."""
+        self.error = None
+        value = np.empty(1, np.uint8)
+        try:
+            while True:
+                value[0] = self.state
+                self.comm.allreduce(value, "max", value, "save_and_exit")
+                self.worst = int(value[0])
+                if self.worst != _SAVING:
+                    return
+                self._ended.wait(min(_PULSE_S, self.comm.timeout_s / 4))
+        except HsgdError as error:
+            self.error = error
 
 
 def _requeued() -> str:
     """Put this job back into Slurm's queue and return what happened, in words; local."""
-    job = os.environ.get("SLURM_JOB_ID")
+    job = time_limit.slurm_job(os.environ)
     if not job:
         return ""
-    if "SLURM_ARRAY_JOB_ID" in os.environ:
-        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    try:
-        done = subprocess.run(
-            ["scontrol", "requeue", job], capture_output=True, text=True, timeout=60
+    if _state.is_short:
+        return (
+            f", but job {job} is not requeued: it would be as short again; give preempted() less "
+            "than the job's time"
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f", but job {job} is not requeued: {error}"
-    if done.returncode:
-        said = done.stderr.strip() or f"scontrol ended with {done.returncode}"
-        return f", but job {job} is not requeued: {said}"
+    try:
+        # A job that Slurm ends is "completing", whether its time is over or scancel was called.
+        if "JobState=COMPLETING" in _scontrol("show", "job", "-o", job):
+            left = time_limit.left_s(os.environ)
+            if left is None or left > _KILL_S:
+                return f", and job {job} is not requeued: it was cancelled"
+        _scontrol("requeue", job)
+    except (OSError, subprocess.SubprocessError, LaunchError) as error:
+        said = getattr(error, "stderr", None) or error
+        return f", but job {job} is not requeued: {str(said).strip()}"
     return f", job {job} is requeued"
+
+
+def _scontrol(*words: str) -> str:
+    return subprocess.run(
+        ["scontrol", *words], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
 
 
 def _say(words: str) -> None:

@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from hsgd.comm.agree import agree
 from hsgd.comm.communicator import Comm
+from hsgd.config import Config
+from hsgd.jobs.stores.board import Board
 
 __all__ = ["OptimizerRanks", "Terms", "refusals_told", "weakly"]
 
@@ -137,7 +139,9 @@ def _comm_of(given: Any, what: str) -> tuple[Comm, bool]:
     name = [f"hsgd/{what}/{next(_meetings)}/{dist.get_process_group_ranks(given)[0]}"]
     dist.broadcast_object_list(name, src=dist.get_global_rank(given, 0), group=given)
     store = dist.distributed_c10d._get_default_store()
-    return Comm.over_store(store, rank, size, prefix=name[0]), True
+    config = Config.from_env()
+    board = Board(store, rank, range(size), config.timeout_s, prefix=name[0], caller=what)
+    return Comm.over_board(board, config), True
 
 
 def weakly(method: Callable[[], _T], gone: _T) -> Callable[[], _T]:

@@ -33,6 +33,9 @@ class PreemptibleJob:
         value = torch.tensor([mine], dtype=torch.uint8)
         return bool(mpi_ops.allreduce(value, op=mpi_ops.Max, name="hsgd.preempted").item())
 
+    def split(self) -> Comm:
+        return self._job.private_comm(0, "save_and_exit")
+
 
 def _find() -> PreemptibleJob | None:
     job = runtime.latest()

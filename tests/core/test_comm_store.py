@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hsgd import Comm
+from hsgd import Comm, NotifiedWindow
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError
 from outcomes import told_by
@@ -110,6 +111,40 @@ def test_collectives_work_and_agree_on_all_ranks(ranks: Ranks, tmp_path: Path, l
     rows = [np.random.default_rng(COUNTS[2] + k).standard_normal(COUNTS[2]) for k in range(size)]
     close = np.sum(np.array(rows, np.float32), axis=0, dtype=np.float64)
     assert np.allclose(np.frombuffer(found[0][6], np.float32), close, atol=1e-5)
+
+
+def do_ports(seat: Seat, folder: str, ports: str) -> tuple[set[int], str]:
+    """The ports of this rank's connections, to leaders and of a window, or an error."""
+    config = dataclasses.replace(PATIENT, ports=ports)
+    try:
+        with meet(seat, folder, [0, 1], config) as comm:
+            window = NotifiedWindow(comm, 1 << 16, 2, network="sockets")
+            comm.barrier()
+            found = {address[1] for address, _ in tcp_sockets()}
+            comm.barrier()
+            window.close()
+            return found, ""
+    except HsgdError as error:
+        return set(), str(error)
+
+
+def test_ranks_listen_in_the_range_of_ports_of_a_setting(ranks: Ranks, tmp_path: Path) -> None:
+    first = 23_000 + os.getpid() % 5000
+    found = ranks.run(do_ports, str(tmp_path), f"{first}-{first + 9}", on=range(2))
+    assert [error for _, error in found] == ["", ""]
+    # Of the two ends of a connection one is at the port where somebody listened.
+    listening = [ports & set(range(first, first + 10)) for ports, _ in found]
+    assert len(listening[0] | listening[1]) >= 2, found
+
+
+def test_a_range_without_a_free_port_is_an_error_with_the_remedy(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+        for _, error in ranks.run(do_ports, str(tmp_path), f"{port}-{port}", on=range(2)):
+            assert f"no port of {port}-{port} is free" in error and "HSGD_PORTS" in error
 
 
 def do_collectives_near(seat: Seat, folder: str, nics: list[int]) -> tuple[list[Any], bool]:

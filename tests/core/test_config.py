@@ -26,6 +26,7 @@ PYTHON_ONLY = {
     "as_horovod",
     "check_replicas",
     "overlap",
+    "ports",
     "preempt_signals",
     "interfaces",
     "step_dir",

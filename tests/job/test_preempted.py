@@ -24,11 +24,12 @@ from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError
 from hsgd.jobs.environment import time_limit
 from ranks import PATIENT, Ranks, Seat, meeting_point
+from toolkit.forked_child import in_forked_child
 from torch_job import job
 
 __all__: list[str] = []
 
-MOST_RANKS = 3
+MOST_RANKS = 4
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 AT, MOST = 5, 40  # step in which the signal comes, and steps of a program that nobody stops
 
@@ -129,25 +130,57 @@ def test_it_sends_nothing_of_its_own_beside_the_collectives_of_a_program(ranks: 
     assert ranks.run(do_count, meeting_point(), on=range(2)) == [10, 10]
 
 
-def do_chain(seat: Seat) -> list[str]:
-    said = []
+def do_take(seat: Seat) -> list[object]:
+    """Handlers that the program installs before and after; a forked child; one that is restored."""
+    said: list[object] = []
 
     def note(word: str) -> Callable[[int, FrameType | None], None]:
         return lambda *_: said.append(word)
 
     with new_process():
         signal.signal(signal.SIGUSR1, note("before"))
-        said.append(str(hsgd.preempted()))
+        said.append(hsgd.preempted())
         signal.signal(signal.SIGUSR1, note("after"))  # as Lightning does in fit()
         time.sleep(preemption._LOOK_S)
-        said.append(str(hsgd.preempted()))
+        said.append(hsgd.preempted())
+        said.append(in_forked_child(lambda: signal.getsignal(signal.SIGTERM) is signal.SIG_DFL))
         os.kill(os.getpid(), signal.SIGUSR1)
-        said.append(str(hsgd.preempted()))
+        said.append(hsgd.preempted())
     return said
 
 
-def test_handlers_of_the_program_are_called_too(ranks: Ranks) -> None:
-    assert ranks.run(do_chain, on=[0]) == [["False", "False", "after", "True"]]
+def test_signals_are_taken_from_other_handlers_and_left_to_children(ranks: Ranks) -> None:
+    assert ranks.run(do_take, on=[0]) == [[False, False, True, True]]
+
+
+def do_parts(seat: Seat, path: str, known: bool) -> list[object]:
+    """Communicators of two ranks each in a job of four, and, if `known`, one of all."""
+    os.environ |= {"PMI_RANK": str(seat.rank), "PMI_SIZE": "4"}
+    try:
+        with (
+            new_process(),
+            Comm.local(f"{path}-{seat.rank // 2}", seat.rank % 2, 2, PATIENT) as part,
+        ):
+            if not known:
+                with pytest.raises(LaunchError, match="started 4 ranks"):
+                    hsgd.preempted()
+                return []
+            with Comm.local(path, seat.rank, 4, PATIENT):
+                found = []
+                for count in range(4):
+                    part.barrier()
+                    if count == 1 and seat.rank == 3:
+                        os.kill(os.getpid(), signal.SIGUSR2)
+                    found.append(hsgd.preempted())
+                return found
+    finally:
+        del os.environ["PMI_RANK"], os.environ["PMI_SIZE"]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_communicator_of_some_ranks_does_not_speak_for_all(ranks: Ranks, known: bool) -> None:
+    found = ranks.run(do_parts, meeting_point(), known, on=range(4))
+    assert found == [[False, True, True, True] if known else []] * 4
 
 
 def do_chosen(seat: Seat) -> bool:
@@ -166,7 +199,7 @@ def do_chosen(seat: Seat) -> bool:
 
 def test_the_signals_are_chosen_by_a_variable(ranks: Ranks) -> None:
     assert ranks.run(do_chosen, on=[0]) == [True]
-    for wrong in ("SIGTERM", "TERM,", "KILL", "NONE"):
+    for wrong in ("SIGTERM", "TERM,", "KILL", "SEGV", "NONE"):
         with pytest.raises(ValueError, match="HSGD_PREEMPT_SIGNALS"):
             Config.from_env({"HSGD_PREEMPT_SIGNALS": wrong})
 
@@ -178,7 +211,8 @@ def do_save(seat: Seat, path: str, folder: str, on_all: bool) -> object:
     config = dataclasses.replace(PATIENT, timeout_s=1.5)
 
     def save() -> None:
-        time.sleep(0.1 if on_all else 2 * config.timeout_s)
+        if seat.rank == 0:
+            time.sleep(2 * config.timeout_s)
         Path(folder, str(seat.rank)).touch()
 
     with new_process(), Comm.local(path, seat.rank, 3, config):
@@ -192,7 +226,7 @@ def do_save(seat: Seat, path: str, folder: str, on_all: bool) -> object:
 def test_others_wait_for_the_rank_that_saves_beyond_the_deadline_of_a_collective(
     ranks: Ranks, tmp_path: Path, on_all: bool
 ) -> None:
-    assert ranks.run(do_save, meeting_point(), str(tmp_path), on_all) == [3, 3, 3]
+    assert ranks.run(do_save, meeting_point(), str(tmp_path), on_all, on=range(3)) == [3, 3, 3]
     saved = sorted(path.name for path in tmp_path.iterdir())
     assert saved == (["0", "1", "2"] if on_all else ["0"])
 
@@ -212,7 +246,7 @@ def do_fail(seat: Seat, path: str, failing: int, on_all: bool) -> str:
 def test_a_rank_that_cannot_save_is_an_error_on_all(
     ranks: Ranks, failing: int, on_all: bool
 ) -> None:
-    found = ranks.run(do_fail, meeting_point(), failing, on_all)
+    found = ranks.run(do_fail, meeting_point(), failing, on_all, on=range(3))
     expected = ["save_and_exit: another rank failed to save; its error says why"] * 3
     expected[failing] = "disk full"
     assert found == expected
@@ -239,7 +273,7 @@ def do_lose(seat: Seat, path: str, folder: str) -> object:
 
 
 def test_a_rank_that_is_lost_meanwhile_costs_no_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
-    found = ranks.run(do_lose, meeting_point(), str(tmp_path))
+    found = ranks.run(do_lose, meeting_point(), str(tmp_path), on=range(3))
     assert found == [0, "PeerLost", "left"] and (tmp_path / "saved").exists()
 
 
@@ -255,7 +289,6 @@ def test_a_rank_that_is_lost_meanwhile_costs_no_checkpoint(ranks: Ranks, tmp_pat
         ("0:00\n", 0),
         ("UNLIMITED\n", None),
         ("INVALID\n", None),
-        ("", None),
     ],
 )
 def test_the_time_that_slurm_leaves(
@@ -301,6 +334,15 @@ def test_the_time_that_pbs_and_flux_leave_by_recorded_answers(
     assert time_limit.left_s({}) is None
 
 
+def test_a_task_of_an_array_asks_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
+    told(tmp_path, monkeypatch, "squeue", "3:04\n3:05\n")
+    with pytest.raises(LaunchError, match=r"--jobs=17_3 says '3:04.*no time"):
+        time_limit.left_s(names)
+
+
 def test_a_scheduler_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(tmp_path, monkeypatch, "squeue", "", code=1)
     with pytest.raises(LaunchError, match="--jobs=17: slurmctld is down"):
@@ -332,6 +374,24 @@ def test_the_end_of_the_job_stops_all_ranks_and_one_rank_asks_once(
     assert (tmp_path / "asked").read_text().count("asked") == 1
     found = ranks.run(do_clock, meeting_point(), str(tmp_path), 601.0, on=range(2))
     assert found == [[False, True, True, True]] * 2
+
+
+def do_short(seat: Seat, folder: str) -> str:
+    os.environ |= {"SLURM_JOB_ID": "17", "PATH": f"{folder}:{os.environ['PATH']}"}
+    try:
+        with new_process():
+            assert hsgd.preempted(within_s=601)
+            return preemption._requeued()
+    finally:
+        del os.environ["SLURM_JOB_ID"]
+
+
+def test_a_job_that_is_too_short_is_not_put_back_again_and_again(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(tmp_path, monkeypatch, "squeue", "10:00\n")
+    (said,) = ranks.run(do_short, str(tmp_path), on=[0])
+    assert "job 17 is not requeued: it would be as short again" in said
 
 
 def test_ranks_that_nothing_connects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,7 @@ CHECKS: dict[str, Check] = {
     "horovodrun": check_horovodrun,
 }
 NOT_CHECKED = {
+    "docker": "tests/foreign/test_containers.py makes such containers",
     "pip": "downloads; .ci/run installs the same way",
     "srun": "tests/slurm runs it on a real Slurm",
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import pytest
 
+from toolkit.front_ends import FRONT_ENDS, check_answers, write_program
 from toolkit.slurm import Slurm
 
 __all__: list[str] = []
@@ -145,6 +146,13 @@ def test_a_process_group_needs_no_variables(slurm: Slurm, backend: str, mpi: str
     lines = srun(slurm, f"--mpi={mpi} -N2 -n3", BACKEND, backend, HSGD_AS_GLOO="1")
     kind = "HsgdProcessGroup" if backend == "hsgd" else "GlooGroup"
     assert lines == [f"{rank} 3 3.0 {kind}" for rank in range(3)]
+
+
+def test_every_front_end_joins_all_ranks(slurm: Slurm, tmp_path: Path) -> None:
+    words = ["srun", "-N2", "-n4", PYTHON, *write_program(tmp_path)]
+    done = slurm.run(words, env={"HSGD_AS_GLOO": "1"})
+    assert done.returncode == 0, done.stderr[-3000:] + slurm.logs()
+    check_answers(done.stdout, FRONT_ENDS, 4)
 
 
 def test_the_drop_in_trains_one_model(slurm: Slurm) -> None:

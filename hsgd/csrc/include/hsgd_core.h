@@ -208,7 +208,8 @@ HSGD_API int hsgd_leaders(const int32_t* node_of_rank, const int32_t* nic_of_ran
                           int32_t* leaders, int* count, hsgd_error* err);
 HSGD_API size_t hsgd_leader_address_bytes(void);
 /* Local. Listens at the interfaces named, separated by commas; "" or NULL: at all except loopback.
- * HSGD_ERR_SYSTEM if there are too few file descriptors for connections to `nodes` nodes. */
+ * ";21000-21999" at the end gives the ports to choose from. HSGD_ERR_SYSTEM if none is free, or
+ * there are too few file descriptors for connections to `nodes` nodes. */
 HSGD_API int hsgd_leader_create(const char* interfaces, int nodes, hsgd_leader** leader,
                                 hsgd_error* err);
 /* Local. Fills hsgd_leader_address_bytes() bytes. The caller sends them to the other leaders in a

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hsgd.jobs.elastic.node_agent import PASSED_ON, AgentOptions, NodeAgent
+from hsgd.jobs.elastic.node_agent import AgentOptions, NodeAgent
 from hsgd.jobs.elastic.node_rounds import NodeRounds, OneNode, Rounds
+from hsgd.jobs.elastic.slots import PASSED_ON
 from hsgd.jobs.stores.agent_store import open_store
 from hsgd.jobs.stores.deadline_store import DeadlineStore
 from hsgd.jobs.stores.sealed_store import JOB_SECRET, ForeignValue, sealed

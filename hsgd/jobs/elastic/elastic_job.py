@@ -20,7 +20,8 @@ from hsgd.errors import LaunchError
 from hsgd.jobs.elastic import agent_program
 from hsgd.jobs.elastic.host_discovery import HostScript
 from hsgd.jobs.elastic.job_events import JobEvents
-from hsgd.jobs.elastic.node_agent import PASSED_ON, AgentOptions, save_limit_s
+from hsgd.jobs.elastic.node_agent import AgentOptions
+from hsgd.jobs.elastic.slots import PASSED_ON, save_limit_s
 from hsgd.jobs.launch.mpirun import Host
 from hsgd.jobs.launch.remote_command import remote_with_input, tell
 from hsgd.jobs.stores.agent_store import serve_store
@@ -225,12 +226,15 @@ class _Driver:
         self._nodes[host.name] = _Node(name, host, process)
 
     def _end(self) -> None:
-        """End all agents by closing their input."""
+        """End all agents by closing their input; after SIGTERM their ranks may save."""
+        saves = self._stop == signal.SIGTERM
         for node in self._nodes.values():
+            if saves:
+                tell(node.process, "SIGTERM")
             if node.process.stdin is not None:
                 with contextlib.suppress(OSError):
                     node.process.stdin.close()
-        limit_s = _END_S + (save_limit_s() if self._stop == signal.SIGTERM else 0)
+        limit_s = _END_S + (save_limit_s() if saves else 0)
         end = time.monotonic() + limit_s
         for node in self._nodes.values():
             left = max(end - time.monotonic(), 0.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
 import signal
@@ -15,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hsgd.base.call_in_thread import call_in_thread
-from hsgd.config import Config
 from hsgd.errors import LaunchError
 from hsgd.jobs.elastic.job_events import JobEvents
 from hsgd.jobs.elastic.node_rounds import Rounds
-from hsgd.jobs.elastic.slots import Slots
+from hsgd.jobs.elastic.slots import PASSED_ON, Slots, save_limit_s
 from hsgd.jobs.elastic.worker import Standing, Worker, describe_end
 from hsgd.jobs.elastic.world_order import NodeRow, arrange, least_ranks, lost_state, staying
 from hsgd.jobs.stores.sealed_store import ForeignValue
 
-__all__ = ["PASSED_ON", "AgentOptions", "NodeAgent", "save_limit_s"]
+__all__ = ["AgentOptions", "NodeAgent"]
 
 _LOOK_S = 0.2  # between polls of other agents' events
 _ASK_S = 1.0  # between polls of the rendezvous, whose answer lists all nodes
@@ -32,13 +30,6 @@ _END_S = 5.0  # for workers that were asked to end
 _LEAVE_S = 1.5  # for workers that notice a broken world themselves
 _ABORT_S = 1.0  # for workers that got this message and may wait for a late rank
 _ROUND_THREAD = "hsgd-agent-round"
-PASSED_ON = ("SIGUSR1", "SIGUSR2")
-"""Signals to a job that its ranks get."""
-
-
-def save_limit_s() -> float:
-    """Return the seconds that ranks get to save after SIGTERM: HSGD_ABORT_AFTER_S; local."""
-    return Config.from_env().abort_after_s or math.inf
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class NodeAgent:
         self._failures: list[str] = []  # of ranks of this world
         self._failed = ""
         self._begun_s, self._patient = time.monotonic(), True
-        self._stop = 0
+        self._stop, self._passed_on, self._may_save = 0, 0, False
         self._drained = False
         self._next_look_s = self._next_ask_s = 0.0
         self._members: list[str] = []  # nodes of the world, also those without ranks
@@ -100,21 +91,26 @@ class NodeAgent:
         self._candidates: dict[int, Worker] = {}
 
     def end(self, number: int) -> None:
-        """End all workers and the agent, as after this signal; from a signal handler."""
+        """End all workers and the agent, as after this signal; from a signal handler.
+
+        After a second one workers get no more time to save.
+        """
+        self._may_save = number == signal.SIGTERM and not self._stop
         self._stop = number
         os.write(self._woken, b"e")
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to the workers in the world; from a signal handler, too."""
-        self._slots.signal(self._slots.standing(Standing.IN_WORLD), number)
+        """Tell workers that call hsgd.preempted() of this signal; from a signal handler, too."""
+        self._passed_on = number
+        self._slots.tell_preempted(number)
 
     def run(self, inputs: int | None = None) -> int:
         """Run until the job is over here; blocking, in the main thread.
 
         Args:
             inputs: a descriptor whose end ends the agent. The word "drain" makes it release its
-                workers at a commit; "stay" revokes that. The name of a signal in PASSED_ON sends
-                that to the workers.
+                workers at a commit; "stay" revokes that. "SIGTERM" ends it, as the signal does;
+                those in PASSED_ON go to the workers.
 
         Returns:
             The exit code: 0 done, 1 the job failed, 128 + N after signal N.
@@ -161,8 +157,8 @@ class NodeAgent:
                 self._stop = self._stop or signal.SIGTERM
                 self._selector.unregister(key.fd)
             for word in received.decode().split():
-                if word in PASSED_ON:
-                    self.pass_on(signal.Signals[word])
+                if word.startswith("SIG"):
+                    (self.pass_on if word in PASSED_ON else self.end)(signal.Signals[word])
                     continue
                 self._drained = word == "drain"
                 if self._drained:
@@ -178,6 +174,10 @@ class NodeAgent:
                 self._selector.unregister(worker.line)
 
     def _told(self, worker: Worker, message: Mapping[str, Any]) -> None:
+        if "watches" in message:
+            worker.watches = True
+            if self._passed_on:
+                worker.tell_preempted(self._passed_on)
         if "held" in message:
             worker.held = max(worker.held, message["held"])
             self._events.tell_held()
@@ -465,20 +465,23 @@ class NodeAgent:
     def _end_workers(self, workers: Sequence[Worker]) -> None:
         """End workers by SIGTERM, and after a pause by SIGKILL.
 
-        If the job got SIGTERM itself, its ranks may save meanwhile (see hsgd.preempted).
+        If the job got SIGTERM, those that call hsgd.preempted() are told, and may save.
         """
-        self._slots.signal(workers, signal.SIGTERM)
-        self._slots.signal(workers, signal.SIGCONT)
-        limit_s = save_limit_s() if self._stop == signal.SIGTERM else _END_S
-        end = time.monotonic() + limit_s
-        for worker in workers:
-            if worker.standing is Standing.ENDED:
-                continue
-            with selectors.DefaultSelector() as ending:
-                ending.register(worker.ending, selectors.EVENT_READ)
-                left = max(end - time.monotonic(), 0.0)
-                ending.select(None if left == math.inf else left)
-            self._take_leave(worker)
+        saves = [each for each in workers if self._may_save and each.watches]
+        if saves:
+            self._slots.tell_preempted(signal.SIGTERM)
+        others = [each for each in workers if each not in saves]
+        self._slots.signal(others, signal.SIGTERM)
+        self._slots.signal(others, signal.SIGCONT)
+        begun = time.monotonic()
+        for worker in [*others, *saves]:
+            while worker.standing is not Standing.ENDED:
+                limit_s = save_limit_s() if self._may_save and worker in saves else _END_S
+                left = begun + limit_s - time.monotonic()
+                with selectors.DefaultSelector() as ending:
+                    ending.register(worker.ending, selectors.EVENT_READ)
+                    if ending.select(max(min(left, _LOOK_S), 0.0)) or left <= 0:
+                        self._take_leave(worker)
 
     def _take_leave(self, worker: Worker) -> int:
         """Release a worker that has ended, or end it; return its exit code."""

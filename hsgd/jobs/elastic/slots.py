@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hsgd.config import Config
 from hsgd.jobs.elastic.worker import Standing, Worker
 
-__all__ = ["Slots"]
+__all__ = ["PASSED_ON", "Slots", "save_limit_s"]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _MOST_FAILURES = 5  # in a row, before a worker had the state of the training
+PASSED_ON = ("SIGUSR1", "SIGUSR2")
+"""Signals to a job that its ranks get."""
+
+
+def save_limit_s() -> float:
+    """Return the seconds that ranks get to save after SIGTERM: HSGD_ABORT_AFTER_S; local."""
+    return Config.from_env().abort_after_s or math.inf
 
 
 @dataclass
@@ -62,6 +71,12 @@ class Slots:
         slot.failures = 1 if worker.held else slot.failures + 1
         pause_s = min(_FIRST_PAUSE_S * 2 ** (slot.failures - 1), _LONGEST_PAUSE_S)
         slot.not_before = time.monotonic() + pause_s
+
+    def tell_preempted(self, number: int) -> None:
+        """Tell running workers that call hsgd.preempted() of a signal; local."""
+        for worker in self.workers:
+            if worker.watches:
+                worker.tell_preempted(number)
 
     def signal(self, workers: Iterable[Worker], number: int) -> None:
         """Send a signal to running workers and their children; local."""

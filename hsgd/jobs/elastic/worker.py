@@ -76,6 +76,7 @@ class Worker:
             raise LaunchError(f"a rank cannot be watched: pidfd_open: {error.strerror}") from None
         self._unread = b""
         self.is_given_up = False
+        self.watches = False  # asks hsgd.preempted()
         self.is_silent = False  # has closed its end
 
     def messages(self) -> list[dict[str, Any]]:
@@ -93,6 +94,10 @@ class Worker:
         """Send its place in a world; local."""
         self.standing, self.world, self.rank = Standing.IN_WORLD, number, seat.rank
         self._say({"round": number, "environment": dict(environment)})
+
+    def tell_preempted(self, number: int) -> None:
+        """Send that the job got this signal; local."""
+        self._say({"preempted": signal.Signals(number).name})
 
     def tell_broken(self) -> None:
         """Send that its world is broken, so that its waiting calls end; local."""

@@ -42,6 +42,7 @@ class AgentLink:
         self._held = 0  # the last world in which this rank had the state of the training
         self._broken = 0  # the last broken world
         self._give_up: Callable[[], object] | None = None
+        self._preempted: Callable[[str], object] = lambda name: None
         threading.Thread(target=self._listen, name="hsgd-agent-link", daemon=True).start()
 
     @property
@@ -102,6 +103,11 @@ class AgentLink:
         if updated is not None and listener is not None:
             listener(updated)
 
+    def when_preempted(self, note: Callable[[str], object]) -> None:
+        """Call `note` with the signal's name if the job gets one; local, in the link's thread."""
+        self._preempted = note
+        self._say({"watches": True})
+
     def _say(self, message: dict[str, Any]) -> None:
         try:
             self._line.sendall(json.dumps(message).encode() + b"\n")
@@ -127,6 +133,9 @@ class AgentLink:
     def _hear(self, message: dict[str, Any]) -> None:
         if "environment" in message:
             self._worlds.put(message)
+            return
+        if "preempted" in message:
+            self._preempted(message["preempted"])
             return
         if "broken" in message:
             with self._lock:

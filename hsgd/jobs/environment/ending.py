@@ -31,6 +31,7 @@ class _Ending:
     def __init__(self) -> None:
         self.pid = 0  # of the process that called watch(): its forked children are no ranks
         self.limit_s = 0.0
+        self.never_aborts = False
         # Over all ranks of the job, only for the last step: on the program's communicators that
         # step would complete a nonblocking collective of a rank that has not reached its end. None:
         # it is unknown whether the other ranks take the last step.
@@ -132,12 +133,12 @@ def watch(limit_s: float) -> None:
     """Let an uncaught exception of this rank end the job after `limit_s`, if not 0; local."""
     if _ending.pid != os.getpid():
         _ending.install()
-    _ending.limit_s = limit_s
+    _ending.limit_s = 0.0 if _ending.never_aborts else limit_s
 
 
 def never_abort() -> None:
     """Let this rank wait for the others without a limit from now on, if it fails; local."""
-    _ending.limit_s = 0.0
+    _ending.never_aborts, _ending.limit_s = True, 0.0
 
 
 def give_up(what: str, is_over: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from collections.abc import Callable, Mapping
@@ -9,16 +10,25 @@ from dataclasses import dataclass
 
 from hsgd.errors import LaunchError
 
-__all__ = ["left_s"]
+__all__ = ["left_s", "slurm_job"]
 
 _ASK_S = 20.0  # a busy controller of Slurm may take long
 
 
+def slurm_job(environ: Mapping[str, str]) -> str:
+    """Return the name of this job, or task of an array, for Slurm's commands; "" without; local."""
+    if "SLURM_ARRAY_TASK_ID" in environ:
+        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ.get("SLURM_JOB_ID", "")
+
+
 def _of_slurm(text: str) -> float | None:
     """Read squeue's %L: "1-02:03:04", "02:03:04", "3:04", UNLIMITED or NOT_SET."""
+    if text.strip() in ("UNLIMITED", "NOT_SET", "INVALID", "N/A"):
+        return None
     found = re.fullmatch(r"(?:(\d+)-)?((?:\d+:){0,2}\d+)", text.strip())
     if found is None:
-        return None
+        raise ValueError(text)
     seconds = 0
     for part in found[2].split(":"):
         seconds = 60 * seconds + int(part)
@@ -39,8 +49,8 @@ def _of_pbs(text: str) -> float | None:
 
 def _of_flux(text: str) -> float | None:
     """Read `flux job timeleft`: seconds, or "infinity"."""
-    words = text.strip()
-    return float(words) if re.fullmatch(r"\d+(\.\d+)?", words) else None
+    seconds = float(text)
+    return None if math.isinf(seconds) else seconds
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,7 @@ def left_s(environ: Mapping[str, str]) -> float | None:
         job = environ.get(scheduler.variable)
         if not job:
             continue
+        job = slurm_job(environ) if scheduler.read is _of_slurm else job
         words = [word.format(job) for word in scheduler.command]
         try:
             done = subprocess.run(
@@ -78,5 +89,9 @@ def left_s(environ: Mapping[str, str]) -> float | None:
         if done.returncode:
             said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
             raise LaunchError(f"{' '.join(words)}: {said[0]}")
-        return scheduler.read(done.stdout)
+        try:
+            return scheduler.read(done.stdout)
+        except ValueError:
+            text = done.stdout.strip()[:80]
+            raise LaunchError(f"{' '.join(words)} says {text!r}, no time that is left") from None
     return None

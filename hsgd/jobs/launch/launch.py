@@ -75,8 +75,9 @@ def identify(path: str) -> Launcher:
     text = child.stdout + child.stderr
     if child.returncode != 0:
         lines = text.strip().splitlines() or ["no output"]
-        has_home = "HOME" in os.environ  # a container may have none
-        remedy = INSTALL_MPI if has_home else "set HOME, which Open MPI needs: export HOME=/tmp"
+        remedy = INSTALL_MPI
+        if "HOME" not in os.environ:  # in a container
+            remedy = f"HOME is not set, which Open MPI needs: export HOME=/tmp; else {INSTALL_MPI}"
         raise LaunchError(
             f"{path} --version failed with exit code {child.returncode}: {lines[0]}; {remedy}"
         )

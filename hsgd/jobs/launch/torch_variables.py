@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import Mapping, Sequence
 
+from hsgd.config import Config
 from hsgd.errors import LaunchError
 from hsgd.jobs.environment.launchers import LAUNCHERS
 from hsgd.jobs.launch.allocation import allocation
@@ -14,7 +15,6 @@ from hsgd.jobs.launch.mpirun import Host, Launcher
 
 __all__ = ["command_of_rank", "free_port", "meeting"]
 
-_PORTS = (20000, 32000)  # below Linux's ports for clients (ip_local_port_range)
 _ROWS = {
     kind: next(row for row in LAUNCHERS if row.rank == rank)
     for kind, rank in (
@@ -65,11 +65,17 @@ def meeting(
 
 
 def _port_on(host: Host) -> int:
-    return free_port() if host.is_here else random.SystemRandom().randrange(*_PORTS)
+    ports = Config.from_env().port_range
+    return free_port() if host.is_here else random.SystemRandom().choice(ports)
 
 
 def free_port() -> int:
-    """Return a TCP port of this host that is free now; local."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of this host that is free now, in HSGD_PORTS if set; local. LaunchError."""
+    config = Config.from_env()
+    ports = [0] if config.ports == "any" else list(config.port_range)
+    random.SystemRandom().shuffle(ports)
+    for port in ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise LaunchError(f"HSGD_PORTS={config.ports}: none of these ports is free here")

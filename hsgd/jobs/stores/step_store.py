@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, LaunchError, PeerLost, about
 from hsgd.jobs.environment.scheduled_step import ScheduledStep
 from hsgd.jobs.stores import munge
@@ -31,7 +32,6 @@ from hsgd.jobs.stores.step_server import MOST_BYTES, MOST_UNPROVEN_BYTES, StepSe
 
 __all__ = ["StepStore", "step_store"]
 
-_PORTS, _FIRST_PORT = 12_000, 20_000  # below Linux's ports for clients (ip_local_port_range)
 _CANDIDATES = 8
 _CONNECT_S, _GREETING_S, _ANSWER_S = 2.0, 5.0, 30.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -149,7 +149,8 @@ def _ports(step: ScheduledStep) -> list[int]:
     """Return the ports at which rank 0 tries to listen; the same on all ranks."""
     digest = hashlib.blake2b(step.name.encode(), digest_size=2 * _CANDIDATES).digest()
     parts = (int.from_bytes(digest[at : at + 2], "big") for at in range(0, len(digest), 2))
-    return [_FIRST_PORT + part % _PORTS for part in parts]
+    ports = Config.from_env().port_range
+    return [ports[part % len(ports)] for part in parts]
 
 
 def _publish(step: ScheduledStep, server: StepServer, path: Path | None, owner: int) -> None:

@@ -209,6 +209,7 @@ class Context final : private Watch {
 
   std::atomic<std::thread::id> background_{};
   std::atomic<bool> stop_waiting_{false};
+  // Of all three, writers and readers need nothing else in order.
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> stop_seen_{false};
   std::atomic<double> expired_s_{0};  // 0: not expired

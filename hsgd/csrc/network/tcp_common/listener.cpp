@@ -1,12 +1,14 @@
 // Finds the addresses of this node, and one port that is free at all of them.
 #include "network/tcp_common/listener.hpp"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdio>
 #include <utility>
 
 #include "core/base/error.hpp"
@@ -31,25 +33,57 @@ uint32_t port_of(const Fd& fd) {
   return reinterpret_cast<const sockaddr_in*>(&address)->sin_port;
 }
 
+struct Ports {
+  unsigned first = 0;  // 0: the kernel chooses
+  unsigned count = 1;
+};
+
+Ports read_ports(const std::string& range) {
+  unsigned first = 0;
+  unsigned last = 0;
+  int end = 0;
+  if (std::sscanf(range.c_str(), "%5u-%5u%n", &first, &last, &end) != 2 ||
+      range.size() != static_cast<size_t>(end) || first == 0 || first > last || last > UINT16_MAX) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("ports %s: give the first and the last, as 21000-21999", range.c_str()));
+  }
+  return {first, last - first + 1};
+}
+
 }  // namespace
 
 SocketAddress reach(const SocketPlace& from, const SocketPlace& to) {
   return socket_address(reach(from.addresses, to.addresses), to.port);
 }
 
-SocketListener::SocketListener(const std::string& interfaces) {
-  place_.addresses = find_addresses(interfaces);
+SocketListener::SocketListener(const std::string& where) {
+  const size_t names = std::min(where.find(';'), where.size());
+  const std::string range = where.substr(std::min(names + 1, where.size()));
+  const Ports ports = range.empty() ? Ports{} : read_ports(range);
+  place_.addresses = find_addresses(where.substr(0, names));
   draw_random(place_.token.data(), place_.token.size());
-  int tries = kTries;
-  while (!bind_all()) {
-    if (--tries == 0) fail_system("bind");
+  if (range.empty()) {
+    int tries = kTries;
+    while (!bind_all(0)) {
+      if (--tries == 0) fail_system("bind");
+    }
+    return;
   }
+  uint32_t start = 0;  // at random, since many ranks may begin at once
+  draw_random(reinterpret_cast<std::byte*>(&start), sizeof start);
+  for (unsigned i = 0; i < ports.count; ++i) {
+    if (bind_all(static_cast<uint16_t>(ports.first + (start + i) % ports.count))) return;
+  }
+  throw Error(HSGD_ERR_SYSTEM, -1,
+              text("no port of %s is free; each rank that other nodes reach needs one, set "
+                   "HSGD_PORTS to a wider range",
+                   range.c_str()));
 }
 
 // Returns false, with errno, if the port is in use at one of the addresses.
-bool SocketListener::bind_all() {
+bool SocketListener::bind_all(uint16_t port) {
   fds_.clear();
-  place_.port = 0;
+  place_.port = htons(port);
   for (const auto& address : place_.addresses) {
     if (address.version == 0) break;
     Fd fd = new_tcp_socket(family_of(address));

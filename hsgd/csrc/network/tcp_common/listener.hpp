@@ -30,8 +30,11 @@ SocketAddress reach(const SocketPlace& from, const SocketPlace& to);
 
 class SocketListener {
  public:
-  // `interfaces` and errors: see find_addresses().
-  explicit SocketListener(const std::string& interfaces = "");
+  // `where`: interfaces, see find_addresses() and its errors; then, if the port must lie in a
+  // range,
+  // ";FIRST-LAST". Throws HSGD_ERR_ARGUMENT if this is no range, HSGD_ERR_SYSTEM if no port of it
+  // is free.
+  explicit SocketListener(const std::string& where = "");
   const SocketPlace& place() const { return place_; }
   // Returns listening sockets at the addresses that the ranks in `connect` (by rank) use; closes
   // the others. Throws HSGD_ERR_SYSTEM.
@@ -41,7 +44,7 @@ class SocketListener {
   std::vector<Fd> listen();
 
  private:
-  bool bind_all();
+  bool bind_all(uint16_t port);
 
   std::vector<Fd> fds_;  // in the order of place_.addresses
   SocketPlace place_{};
