@@ -50,7 +50,7 @@ class Iterations:
         settings: IterationSettings,
         policy: ErrorPolicy,
     ) -> Iteration:
-        """Begin an iteration; `ring`, into which its batches are read, is kept at its end."""
+        """Begin an iteration that reads into `ring`, if any, which a later one uses again."""
 
         def finished(progress: Progress) -> None:
             self._finish(source, ring, progress)

@@ -88,7 +88,7 @@ class PartitionedLoader(Closing):
         shuffle: "block" permutes blocks globally, then samples within windows. "slabs" does the
             same among a few slabs at a time, which ranks take in turn, epoch by epoch, first inside
             their node. "full" is one permutation of all samples and reads single rows. "none" is
-            the order of the files.
+            the order of the files. As for torch's DataLoader, True is "block" and False "none".
         drop_last: leave out incomplete batches, see hsgd.io.share_of. By default every sample comes
             once per epoch.
         pad: ranks that would be one sample short repeat one. False repeats nothing (for
@@ -131,7 +131,7 @@ class PartitionedLoader(Closing):
         batch_size: int,
         rank: int | None = None,
         world_size: int | None = None,
-        shuffle: Shuffle = "block",
+        shuffle: Shuffle | bool = "block",
         seed: int = 0,
         drop_last: bool = False,
         *,
@@ -149,6 +149,8 @@ class PartitionedLoader(Closing):
         read: ReadOptions | None = None,
         cache: CacheOptions | None = None,
     ) -> None:
+        if isinstance(shuffle, bool):
+            shuffle = "block" if shuffle else "none"
         read, to_device = read or ReadOptions(), _transfer(device, as_numpy)
         self._options, self._comm, self._decoders = read, comm, dict(decode or {})
         self._data = data = _open(path, fields, group, comm, read)

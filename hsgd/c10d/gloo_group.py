@@ -80,7 +80,7 @@ class GlooGroup(Collectives):
             self._counts.add(True, what, given)
 
     def _limit_now(self) -> float:
-        """Return the limit with the timeout of gloo, in which torch sets a group's timeout."""
+        """Return the group's limit, or gloo's timeout, which torch changes, if that is less."""
         gloos_s: float = self._gloo_options._timeout.total_seconds()
         return min(self._limit_s, gloos_s)
 

@@ -14,7 +14,7 @@ __all__ = ["PreemptibleGroup", "register"]
 
 
 class PreemptibleGroup:
-    """The default group over `comm`; local to make."""
+    """Lets preempted() use torch.distributed's default group, over `comm`; local to make."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm

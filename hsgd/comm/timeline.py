@@ -66,7 +66,10 @@ def _meta(rank: int, row: int, what: str, **details: Any) -> dict[str, Any]:
 
 
 def summarize(paths: Iterable[str | Path]) -> str:
-    """Return a table of events by rank and row, and the longest; DataError for other files."""
+    """Return tables of the events by rank and row, and of those that took longest in all.
+
+    Raises DataError for a file that is no timeline.
+    """
     return "\n\n".join(_aligned(part) for part in _tables(paths) if len(part) > 1)
 
 

@@ -15,7 +15,7 @@ _REMEDY = "is never exchanged; do that before, or close this optimizer and make 
 
 
 class FixedParameters:
-    """Remembers which parameters `optimizer` trains when the wrapper is made; local.
+    """Records the parameters that `optimizer` trains now, to refuse later ones; local.
 
     Args:
         what: the name of the wrapper, for errors.

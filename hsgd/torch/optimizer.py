@@ -249,8 +249,8 @@ def DistributedOptimizer(
         process_set: the ranks.
         bucket_cap_mb: maximum MiB of a bucket without groups.
         strategy: "overlap" starts a bucket when its last gradient has come, "after_backward" starts
-            all in step(); "auto" tries both in the first steps and keeps the faster, unless
-            HSGD_OVERLAP chooses; results are bitwise the same, see `overlap_choice`.
+            all when backward() ends; "auto" tries both in the first steps and keeps the faster,
+            unless HSGD_OVERLAP chooses; results are bitwise the same, see `overlap_choice`.
             "notified_tree" sends each layer through a tree of one-sided writes, and the next
             forward pass waits for its layers one by one (hsgd.optim.NotifiedTree; needs `model`).
             Collective: "gossip", in which ranks train locally and average weights with one peer at

@@ -15,7 +15,7 @@ __all__ = ["PreemptibleJob", "register"]
 
 
 class PreemptibleJob:
-    """The job of hsgd.torch; local to make."""
+    """Lets preempted() use the job of hsgd.torch; local to make."""
 
     def __init__(self, job: runtime.Runtime) -> None:
         self._job = job

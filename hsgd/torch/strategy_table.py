@@ -85,7 +85,7 @@ class Request:
         return self.parameters if self.model is None else self.model
 
     def changed(self) -> list[str]:
-        """Return the names in `transport` whose values are not neutral; local."""
+        """Return the arguments about gradients that differ from those in _NEUTRAL; local."""
         return [name for name, value in self.transport.items() if value != _NEUTRAL[name]]
 
 

@@ -230,7 +230,10 @@ def _elements(data: DataMap, number: int, spec: FieldSpec) -> int:
 
 
 def _refill(held: Sequence[int], wanted: Sequence[int]) -> dict[int, int]:
-    """Return slot -> slab for missing slabs of `wanted`, as many as fit; empty slots first."""
+    """Return slot -> slab: where to load the slabs of `wanted` that are not held, as many as fit.
+
+    Uses empty slots first, then those of slabs that are not wanted.
+    """
     kept = wanted[: len(held)]
     present, needed = set(held), set(kept)
     missing = [slab for slab in kept if slab not in present]

@@ -75,7 +75,7 @@ class Column:
         return self.bounds[slab] if self.ends is None else int(self.ends[self.bounds[slab]])
 
     def cut(self, slab: int, samples: int) -> IntArray:
-        """Return rows [start, stop) of each block of `samples` samples of a slab: (blocks, 2)."""
+        """Return rows [start, stop) of a slab's blocks of `samples` samples, shape (blocks, 2)."""
         first, last = self.bounds[slab], self.bounds[slab + 1]
         starts = np.arange(first, last, samples)
         stops = np.minimum(starts + samples, last)

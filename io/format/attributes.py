@@ -56,7 +56,7 @@ class Attributes:
 
 
 def class_attributes(field: str, names: Sequence[str]) -> Attributes:
-    """Return the names of classes as an attribute of the field with their numbers."""
+    """Return `names` as the attribute class_names of `field`, which holds class numbers."""
     text = import_h5py().string_dtype()
     return Attributes({field: {_CLASS_NAMES: (np.array(names, dtype=object), text)}})
 

@@ -21,7 +21,7 @@ __all__ = ["DataMap", "Extent", "Offsets", "SlabMap", "Windows"]
 
 @dataclass(frozen=True)
 class Offsets:
-    """Place and summary of the offsets of a ragged field in one file."""
+    """Position, checksums and statistics of a ragged field's offsets in one file."""
 
     offset: int  # byte position of the first offset
     checksums: bytes  # as in Extent

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from hsgd.errors import DataError
 
 from ..format.data_map import DataMap
 from ..format.open_map import open_map
+from ..format.opening import identity_of
 from ..rank_group import RankGroup
 from ..remote.object_reader import RemoteAccess
 
@@ -32,7 +34,9 @@ def open_map_together(
 ) -> DataMap:
     """Call open_map() on rank 0 and return its result on all ranks; collective, blocking.
 
-    All ranks see the files under the same path. What open_map() raises is raised on every rank.
+    All ranks see the files under the same path: the same files, or a slab folder that was copied to
+    each node. What open_map() raises is raised on every rank. Raises SignatureMismatch if a node
+    has another slab folder there.
     """
     found: DataMap | Exception | None = None
     if comm.rank == 0:
@@ -50,5 +54,27 @@ def open_map_together(
         raise result
     if not isinstance(result, DataMap):
         raise TypeError(f"rank 0 sent {type(result).__name__}; use the same hsgd on all ranks")
+    if result.header is not None and access is None:
+        result = _own_copy(result, comm, lambda: open_map(path, fields, group, access))
     # Each rank has its own folder for the cache on disk, and its own time of opening.
     return result if result.access is None or access is None else replace(result, access=access)
+
+
+def _own_copy(found: DataMap, comm: Any, examine: Callable[[], DataMap]) -> DataMap:
+    """Return rank 0's map, or an own one of this node's copy of a slab folder; collective."""
+    from hsgd.comm.agree import agree
+
+    own = found
+
+    def terms() -> dict[str, object]:
+        nonlocal own
+        first = found.slabs[0]
+        try:
+            is_same = identity_of(os.stat(first.path)) == first.identity
+        except OSError as error:
+            raise DataError(f"{first.path}: cannot be opened: {error.strerror}") from None
+        own = found if is_same else examine()
+        return {"dataset": own.fingerprint(), "samples": own.num_samples}
+
+    agree(comm, f"PartitionedLoader({found.path!r})", terms, "copy the same folder to every node")
+    return own

@@ -92,7 +92,10 @@ class MetadataFile(io.RawIOBase):
 def open_objects(
     urls: Sequence[str], reader: ObjectReader, pages: Sequence[int]
 ) -> list[MetadataFile | None]:
-    """Open objects and fetch these pages, in parallel; None for missing ones. Raises DataError."""
+    """Open the objects at `urls` and fetch their `pages`, in parallel.
+
+    Returns None for an object that does not exist. Raises DataError.
+    """
 
     def one(url: str) -> MetadataFile | None:
         try:

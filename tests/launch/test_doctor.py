@@ -56,6 +56,47 @@ def test_the_doctor_tries_shared_memory_and_a_job_here() -> None:
     assert done.returncode == any(trial["state"] == "fail" for trial in trials.values())
 
 
+ANSWERS = {
+    "bad": [
+        {"name": "torch", "state": "ok", "found": "2.13.0", "remedy": ""},
+        {"name": "links", "state": "fail", "found": "no interface is up", "remedy": ""},
+    ],
+    "well": [{"name": "torch", "state": "ok", "found": "2.13.0", "remedy": ""}],
+    "old": [{"title": "torch"}],
+}
+
+
+def test_other_hosts_are_visited_and_their_problems_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host, answer in ANSWERS.items():
+        (tmp_path / host).write_text(json.dumps(answer))
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        '#!/bin/sh\nfor word; do host="$last"; last="$word"; done\n'
+        f'[ -e "{tmp_path}/$host" ] && exec cat "{tmp_path}/$host"\n'
+        'echo "ssh: no route" >&2; exit 255\n'
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = checkup.examine_hosts(["bad", "well", "old", "dark"])
+    assert [(trial.name, trial.state, trial.found) for trial in found] == [
+        ("bad: links", "fail", "no interface is up"),
+        ("well", "ok", "all is well"),
+        ("old", "fail", "its hsgd has another version"),
+        ("dark", "fail", "ssh: no route"),
+    ]
+
+
+def test_other_hosts_need_an_allocation_or_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLURM", "PBS", "LSB"))]:
+        monkeypatch.delenv(name)
+    with pytest.raises(LaunchError, match="name the hosts with -H"):
+        checkup.other_hosts()
+    monkeypatch.setenv("LSB_MCPU_HOSTS", f"{os.uname()[1]} 2 other 2")
+    assert checkup.other_hosts() == ["other"]
+
+
 def test_a_folder_that_takes_no_sockets_is_named_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def test_ranks_run_on_all_nodes_of_the_allocation(slurm: Slurm, tmp_path: Path, 
     assert lines == [
         f"['{rank}', '4', '{rank % 2}'] 2 4.0 {how} node{1 + rank // 2}" for rank in range(4)
     ]
+
+
+def test_the_doctor_visits_all_nodes_of_the_allocation(slurm: Slurm) -> None:
+    script = f"cd /; {HSGD} doctor --all-nodes --json"
+    done = slurm.run(
+        ["salloc", "-N2", "-n2", "srun", "-N1", "-n1", "--overlap", "sh", "-c", script]
+    )
+    names = [trial["name"] for trial in json.loads(done.stdout)]
+    visited = {name.partition(":")[0] for name in names if name.startswith("node")}
+    assert len(visited) == 1, done.stdout + done.stderr  # the other one
 
 
 def test_an_elastic_job_goes_on_without_a_node_that_slurm_takes_away(

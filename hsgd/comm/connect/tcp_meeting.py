@@ -58,11 +58,11 @@ def meet_within(
     options: _native.Options,
     interfaces: str,
 ) -> _native.Comm | None:
-    """Make a communicator of some ranks of another one; collective over that one, blocking.
+    """Make a communicator of some ranks of a parent; collective over the parent, blocking.
 
-    `tell_all` sends each rank's value to all ranks of the other one. `members` are its ranks that
-    form this rank's communicator, in order; if empty, this rank only takes part in the steps. `own`
-    is this rank, and the node of each rank, in the other one. Raises as meet_over_store(), on all
+    `tell_all` is an allgather over the parent. `members` are the parent's ranks in the new
+    communicator, in its order; if empty, this rank only takes part in the allgathers, and gets
+    None. `own` is (this rank, node of each rank) in the parent. Raises as meet_over_store(), on all
     members.
     """
     from hsgd import _native

@@ -70,7 +70,8 @@ class HSGD_API ExchangeThread {
   ExchangeThread(const ExchangeThread&) = delete;
   ExchangeThread& operator=(const ExchangeThread&) = delete;
 
-  // Queues a task. Local, never blocks. Numbers grow by one, modulo 2^32.
+  // Queues a task. Local, never blocks. `task.number` is one more, modulo 2^32, than that of the
+  // last task with the same signal.
   void submit(HostTask task);
   // Returns true and the error if the thread has failed; from then on every collective fails.
   // Local.

@@ -91,7 +91,7 @@ class Worker:
         return [json.loads(line) for line in lines]
 
     def give(self, number: int, seat: Seat, environment: Mapping[str, str]) -> None:
-        """Send its place in a world; local."""
+        """Assign the worker the rank of `seat` in world `number`, and tell it; local."""
         self.standing, self.world, self.rank = Standing.IN_WORLD, number, seat.rank
         self._say({"round": number, "environment": dict(environment)})
 

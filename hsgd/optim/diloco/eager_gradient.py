@@ -48,7 +48,10 @@ class EagerGradient:
         return {name: vector.clone() for name, vector in kept.items() if vector is not None}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load a state; local. With an empty one the others' part of the next step is 0."""
+        """Load the result of state_dict(); local.
+
+        After {} the next outer gradient has this worker's part only.
+        """
         own, others = state.get("own"), state.get("others")
         self._own = None if own is None else own.clone()
         self._others = None if others is None else others.clone()

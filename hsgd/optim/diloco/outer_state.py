@@ -62,10 +62,11 @@ def exchanged_here(
 def guards_of(
     fragments: Sequence[Fragment], named: Sequence[tuple[str, Tensor]], rank: int, eager: bool
 ) -> list[ReplicaGuard | None]:
-    """Return a guard for the outer weights and momentum of each fragment; local.
+    """Return, for each fragment, what checks that workers have equal outer weights and momentum.
 
-    With eager updates these differ between workers, so the guards are None. Tensors that do not
-    train are not compared, since a worker may have its own. `rank` is this rank's in errors.
+    Local. With eager updates workers differ by design, so there is None for each. Tensors that do
+    not train are not compared, since a worker may have its own. `rank`: this rank's number in
+    errors.
     """
     if eager:
         return [None] * len(fragments)

@@ -259,7 +259,7 @@ class PairAverager:
         self._waits = False
 
     def abandon(self) -> None:
-        """Leave without waiting; local."""
+        """Close the window without waiting for vectors under way, which may be lost; local."""
         self._closed = True
         if not self._window.closed:
             if self._driver is not None:
@@ -330,7 +330,10 @@ class PairAverager:
         return peer in self.lost or self._window.test(self._answer_slot(peer)) >= _GONE
 
     def _send(self, peer: int, slot: int, version: int, here: int | None, there: int) -> int:
-        """Notify a peer, with the lane at `here` if it is on another node; return the ticket."""
+        """Send `version` to a peer's `slot`; return the ticket of the write.
+
+        To another node the model at `here`, if any, is written to `there` in its segment before.
+        """
         pieces: list[tuple[Any, int]] = []
         self.traffic.messages += 1
         if peer in self._segments:

@@ -134,7 +134,7 @@ class PairRounds:
         self._waits = False
 
     def abandon(self) -> None:
-        """Leave without waiting; local."""
+        """Close the window without waiting for vectors under way, which may be lost; local."""
         self._closed = True
         if not self._window.closed:
             self._window.close(waits=False)

@@ -91,7 +91,7 @@ class Block:
         return memory[self.offset : self.offset + self.flags]
 
     def views(self, memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors with the shapes and strides of `like`."""
+        """Return the block's values in `memory` as tensors with the shapes, strides of `like`."""
         views = []
         for place, tensor in zip(self.places, like, strict=True):
             flat = in_memory(memory, self.offset + place, tensor.numel(), tensor.dtype)

@@ -52,6 +52,7 @@ hsgd --help lists all commands, hsgd COMMAND --help the options of one.
 """
 EXAMPLES = """examples:
   hsgd doctor                                     test this machine, and say what to do
+  hsgd doctor --all-nodes                         and the other nodes of this allocation
   hsgd info                                       versions, libraries, settings, problems
   hsgd status                                     what each rank of a job that hangs is doing
   hsgd run -np 4 python train.py                  4 ranks here, two-level collectives
@@ -134,6 +135,14 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "do; exit code 1 if hsgd cannot be used",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
+    doctor.add_argument(
+        "-H", "--hosts", metavar="LIST", help="test other nodes as well, over ssh: node2,node3"
+    )
+    doctor.add_argument(
+        "--all-nodes",
+        action="store_true",
+        help="test all other nodes of this allocation as well, over srun or ssh",
+    )
     doctor.set_defaults(command_function=_doctor)
     preload = commands.add_parser(
         "preload", help="print the path for LD_PRELOAD=$(hsgd preload) mpirun ..."
@@ -394,11 +403,16 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    from hsgd.tools import on_hosts
     from hsgd.tools.doctor import checkup
 
+    hosts = on_hosts.host_names(arguments.hosts) if arguments.hosts else []
+    if arguments.all_nodes:
+        hosts += [host for host in checkup.other_hosts() if host not in hosts]
     trials = checkup.examine()
     if trials is None:
         return 0
+    trials += checkup.examine_hosts(hosts)
     if arguments.json:
         print(json.dumps([vars(trial) for trial in trials], indent=2))
     else:

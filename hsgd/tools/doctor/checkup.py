@@ -17,11 +17,13 @@ from typing import Literal
 from hsgd.errors import LaunchError, MissingExtra
 from hsgd.jobs.environment import launcher_variables
 from hsgd.jobs.launch import launch
+from hsgd.jobs.launch.allocation import allocation
 from hsgd.jobs.stores.sealed_store import JOB_SECRET
+from hsgd.tools import on_hosts
 from hsgd.tools.doctor import info, leftovers, probe
 from hsgd.tools.status import stacks
 
-__all__ = ["Trial", "examine", "lines"]
+__all__ = ["Trial", "examine", "examine_hosts", "lines", "other_hosts"]
 
 State = Literal["ok", "note", "fail"]
 _FEWEST_FILES = 1024
@@ -61,6 +63,31 @@ def examine() -> list[Trial] | None:
     if gathered is None:
         return None
     return [*_versions(gathered), *filter(None, found), *_leftovers(), *_problems(gathered)]
+
+
+def other_hosts() -> list[str]:
+    """Return the hosts of this allocation except this one; local. LaunchError without one."""
+    found = allocation(os.environ, 1)
+    if found is None:
+        raise LaunchError("--all-nodes: there is no allocation here; name the hosts with -H")
+    return [host.name for host in found.hosts if not host.is_here]
+
+
+def examine_hosts(hosts: Sequence[str]) -> list[Trial]:
+    """Run `hsgd doctor` on other hosts: their problems, or one line each if all is well."""
+    found: list[Trial] = []
+    for host, answer, reason in on_hosts.ask(hosts, ["doctor", "--json"]):
+        try:
+            trials = [Trial(**row) for row in answer or ()]
+        except TypeError:
+            trials, answer, reason = [], None, "its hsgd has another version"
+        bad = [dataclasses.replace(t, name=f"{host}: {t.name}") for t in trials if t.state != "ok"]
+        if answer is None:
+            found.append(Trial(host, "fail", reason, "Install the same hsgd there, reachable"))
+        elif not bad:
+            found.append(Trial(host, "ok", "all is well"))
+        found += bad
+    return found
 
 
 def _versions(report: info.Report) -> Iterator[Trial]:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from hsgd.errors import HsgdError
+from hsgd.tools import on_hosts
 from hsgd.tools.status import other_nodes, report, stacks
 from hsgd.tools.status.looking import Look, Row, look, named_hosts, with_stack
 from hsgd.tools.status.stacks import Reader
@@ -93,7 +94,7 @@ def _process_number(text: str) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    given = other_nodes.host_names(arguments.hosts) if arguments.hosts else []
+    given = on_hosts.host_names(arguments.hosts) if arguments.hosts else []
     wants_stacks = arguments.stacks or arguments.native_stacks
     reader = stacks.find_reader(native=arguments.native_stacks) if wants_stacks else None
     code = _once(arguments, given, reader)

@@ -287,7 +287,7 @@ def _register(job: runtime.Runtime, process_set: ProcessSet, index: int) -> None
 
 
 def _ranks_of(comm: Any) -> list[int]:
-    """Return the ranks in the job of an mpi4py communicator."""
+    """Return the ranks in MPI.COMM_WORLD of the members of an mpi4py communicator, sorted."""
     from mpi4py import MPI
 
     group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()

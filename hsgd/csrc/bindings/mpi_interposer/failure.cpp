@@ -22,7 +22,7 @@
 namespace hsgd::pmpi {
 namespace {
 
-// MPI_COMM_NULL: this thread is in no taken call.
+// The communicator of this thread's TakenCall; MPI_COMM_NULL: there is none.
 thread_local MPI_Comm taken_on = MPI_COMM_NULL;
 
 // Returns true if this communicator was awaited before; then its later calls fail at once, in the

@@ -15,7 +15,7 @@ namespace hsgd::pmpi {
 // Returns true if some rank has revoked the communicator, as far as this rank knows.
 bool is_revoked(MPI_Comm comm);
 
-// While it exists, this thread is in a taken call on the communicator.
+// While it exists, hsgd handles a call of MPI that this thread made on the communicator.
 class TakenCall {
  public:
   explicit TakenCall(MPI_Comm comm);

@@ -47,7 +47,7 @@ LocalGroup::Settings settings_for(const Place& place, const NodeMap& map,
   settings.wait.progress = options.progress;
   // A message over TCP can take this long, and it cannot wake a sleeping rank.
   if (leads) settings.wait.yield_ns = 200'000;
-  // All other events come from the node.
+  // Without MPI to drive, a rank that is no leader waits for ranks of its node only, which ring.
   settings.wait.all_rings = !leads && options.progress == nullptr;
   return settings;
 }

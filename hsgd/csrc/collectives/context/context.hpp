@@ -129,7 +129,8 @@ class Context final : private Watch {
   // --- agreement, in collectives/context/agreement.cpp: all throw on all ranks if ranks differ ---
   bool headers_open();
   void wait_for_headers();  // on one node
-  // Returns the present permission without blocking; for pipelines, which work while they wait.
+  // Returns whether data may be moved now (see Permission), without blocking: pipelines work while
+  // they wait.
   Permission permission(const FirstStepFn& first_step = {});
   // Runs the first leader's part of a small collective between nodes: if all headers agree, calls
   // `collect` to gather the cells of this node, exchanges the result together with the headers, and

@@ -86,10 +86,10 @@ void StoreTuner::learn(uint64_t most_ticks) {
   compared_ = {};
 }
 
-// Chooses the store for the output. Large results leave the caches before they are read, and
-// ordinary stores would first read their lines from memory. If a sum replaces its input, the lines
-// are already cached. A broadcast's root reads little, so that more cache is left for results
-// (docs/internals/scale.md).
+// Chooses ordinary or non-temporal stores for the output. Large results leave the caches before
+// they are read, and ordinary stores would first load each line from memory. A sum in place has
+// loaded the lines already. A broadcast leaves more of the cache for its results, since only the
+// root's data is read: its threshold is larger (docs/internals/scale.md).
 Store StoreTuner::into_output(const Operation& operation) const {
   constexpr size_t kStreamedBytes = 4 << 20;
   constexpr size_t kBroadcastBytes = 64 << 20;  // on all ranks together

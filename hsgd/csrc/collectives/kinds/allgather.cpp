@@ -81,9 +81,9 @@ std::vector<size_t> begins_of(const SectionLayout& layout, int leader, uint64_t 
 
 // The pipeline between nodes. A rank stages its part of each step in the out ring of its node;
 // leaders send it from there and receive the other nodes' parts beside it; then each rank copies
-// the whole step. Each byte crosses a link once per node that needs it, and costs 2 accesses inside
-// a node plus 2 for each rank. A step has no place per rank, so it needs only the memory of an
-// allreduce.
+// the whole step. Each byte crosses a link once per node that needs it. To stage it takes 2
+// accesses to memory on its own node, and to copy it out 2 for each rank. A step lies packed in the
+// ring, with no fixed place for a rank, so it needs no more memory than an allreduce.
 class BetweenNodes final : public ChunkPipeline {
  public:
   BetweenNodes(Context& context, const Operation& operation, const SectionLayout& layout,

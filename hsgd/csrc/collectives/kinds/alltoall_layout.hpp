@@ -34,8 +34,8 @@ class AlltoallLayout {
   }
   size_t unit_bytes() const { return unit_bytes_; }
   size_t header_bytes() const;
-  // Returns the most bytes that a rank sends in one step; the distance of remote ranks' segments in
-  // a node's ring.
+  // Returns the most bytes that a rank sends in one step; also the stride between the places of
+  // senders of other nodes in a node's ring.
   size_t landing_bytes() const { return landing_bytes_; }
 
  private:

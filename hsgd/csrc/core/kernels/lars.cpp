@@ -66,7 +66,7 @@ LarsStep step_of(const LarsRule& rule, const Norms* squares) {
   return step;
 }
 
-// Returns the sum of the bits of a few elements of a piece.
+// Returns a checksum of a piece: the sum of some elements' bit patterns as integers.
 uint64_t sample_of(const LarsPiece& piece) {
   uint64_t sum = 0;
   for (uint64_t k = 0; k < kSampled; ++k) {

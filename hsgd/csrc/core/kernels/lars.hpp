@@ -24,7 +24,7 @@ enum class LarsNorm {
   kUpdate = 2,    // |update by momentum| + eps
 };
 
-// A form of LARS; see hsgd/optim/large_batch/lars.py.
+// Hyperparameters of a step, and the variant of LARS; hsgd/optim/large_batch/lars.py explains them.
 struct LarsRule {
   double lr;
   double momentum;

@@ -80,8 +80,8 @@ struct PartsByPieces {
   }
 };
 
-// Formats: how elements lie in memory (Stored) and in a register (Value). The only NaN that
-// narrow() gets is the one of Finish.
+// Formats: the type of an element in memory (Stored) and in a register (Value). narrow() handles
+// one NaN only, the quiet one by which Finish replaces all others before.
 
 template <typename T, bool kIsFloat>
 struct Native {

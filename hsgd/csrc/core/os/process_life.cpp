@@ -96,8 +96,6 @@ std::shared_ptr<const WatchedProcess> ProcessWatch::add(Fd life, int pid) {
   return added;
 }
 
-// The passed descriptor is one open file in all processes, and epoll follows it until all have
-// closed it. So this must remove it from epoll if the process is not watched any more.
 void ProcessWatch::follow(const std::shared_ptr<WatchedProcess>& process) {
   if (!epoll_.valid()) epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   process->id_ = ++last_id_;
@@ -109,6 +107,8 @@ void ProcessWatch::follow(const std::shared_ptr<WatchedProcess>& process) {
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process->life_.get(), &event) == 0;
 }
 
+// All processes have the same open file of a passed descriptor, and epoll follows it until all have
+// closed it. So it must be removed from epoll if the process is not watched any more.
 void ProcessWatch::forget(WatchedProcess* process) {
   if (!owner_.is_this_process()) return;
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -70,7 +70,7 @@ class Lines {
                  ended_.end());
   }
 
-  // Returns true if all lines are finished, or broken, which never finish.
+  // Returns true if there is nothing to wait for: each line has finished, or MPI failed on it.
   bool all_over() {
     drop_finished();
     bool over =

@@ -68,7 +68,8 @@ void SliceBroadcast::merge(int round, const std::vector<Payload>& parts) {
   if (payload.bytes > 0) std::memcpy(riding_->data + range.begin, payload.data, payload.bytes);
 }
 
-// Posts the stages in the order of steps, on all nodes.
+// Posts the next stage of a step only if `is_first`, so that all nodes post messages in one order.
+// Returns true if anything advanced.
 bool SliceBroadcast::advance(size_t slot, int& phase, bool is_first) {
   Slice& slice = slices_[slot];
   if (!slice.messages.all_done() || !is_first) return slice.messages.progressed();

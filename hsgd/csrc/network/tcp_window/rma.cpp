@@ -243,7 +243,8 @@ class SocketRma final : public Rma {
     return &peers_.emplace(target, std::move(peer)).first->second;
   }
 
-  // Returns a socket in the poll that is being connected; invalid on failure, with errno.
+  // Begins a connection to `target`, which epoll follows; returns an invalid socket, with errno, if
+  // it fails at once.
   Fd begin_connection(int target) const {
     const SocketAddress address = address_of(target);
     Fd connection = new_tcp_socket(address.storage.ss_family);

@@ -57,7 +57,8 @@ void CombiningTree::reach(Track track, uint64_t step) {
     std::atomic<uint64_t>& word = node->reached[index(track)].step;
     // A rank that announces a later step may have been faster.
     uint64_t seen = word.load(std::memory_order_relaxed);
-    // Partner: reached(). Sequentially consistent because ring() needs it.
+    // Partner: reached(). Sequentially consistent: ring() of core/os/wait.hpp, which follows, must
+    // not read `asleep` before this store is visible.
     while (seen < step && !word.compare_exchange_weak(seen, step, std::memory_order_seq_cst)) {
     }
   }

@@ -230,8 +230,9 @@ bool LocalGroup::count_opened(uint64_t sequence) {
   return true;
 }
 
-// Writes are relaxed: counting the group releases them. A group may be one collective ahead of
-// ranks that still read, so `differ` has a place for each cell, and `stop` keeps the first one.
+// Writes are relaxed: the counting that follows publishes them. A group may write flags of the next
+// collective while other ranks still read those of this one: so `differ` has an entry for each
+// cell, and `stop` is set once, to the first collective.
 void LocalGroup::compare_headers(const std::vector<int>& ranks, uint64_t sequence) {
   const CellHeader& first = cell(ranks.front(), sequence);
   bool differ = false;

@@ -186,7 +186,7 @@ uint64_t Box::finish_change(bool finishes) {
   return header().changes.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
 
-// operations of holders
+// reads and changes of values
 
 void Box::read(float* out, uint64_t offset, uint64_t count, const Deadline& deadline) const {
   check_range("read", offset, count);
