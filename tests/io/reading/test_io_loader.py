@@ -135,6 +135,12 @@ def test_no_shuffle_gives_each_rank_its_contiguous_range(tmp_path):
     assert parts == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
+@pytest.mark.parametrize(("given", "meant"), [(True, "block"), (False, "none")])
+def test_shuffle_may_be_true_or_false_as_in_a_data_loader(folder, given, meant):
+    found = [numbers(loader_of(folder, 8, shuffle=shuffle, **TINY)) for shuffle in (given, meant)]
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("shuffle", ["block", "full"])
 def test_epochs_differ_and_the_same_seed_gives_the_same_order(folder, shuffle):
     def order(seed, epoch):
