@@ -71,7 +71,9 @@ def check_policy(
         )
 
 
-def check_reading(data: DataMap, shuffle: str, on_error: str, read: ReadOptions) -> None:
+def check_reading(
+    data: DataMap, shuffle: str, on_error: str, read: ReadOptions, makes_copies: bool
+) -> None:
     """Raise ValueError if the data or this machine does not allow an option of `read`."""
     if read.verify:
         check_verifiable(data, shuffle)
@@ -79,6 +81,8 @@ def check_reading(data: DataMap, shuffle: str, on_error: str, read: ReadOptions)
         check_pinning()
     if read.mapped:
         check_mappable(data, shuffle, on_error)
+    if read.mapped and makes_copies:
+        raise ValueError("mapped=True: pack=, decode= and cache= make copies; leave them out")
 
 
 def check_decoders(decoders: Mapping[str, ImageDecoder], data: DataMap) -> None:

@@ -149,9 +149,8 @@ class PartitionedLoader(Closing):
         read: ReadOptions | None = None,
         cache: CacheOptions | None = None,
     ) -> None:
-        if isinstance(shuffle, bool):
-            shuffle = "block" if shuffle else "none"
         read, to_device = read or ReadOptions(), _transfer(device, as_numpy)
+        order: Shuffle = ("block" if shuffle else "none") if isinstance(shuffle, bool) else shuffle
         self._options, self._comm, self._decoders = read, comm, dict(decode or {})
         self._data = data = _open(path, fields, group, comm, read)
         if pack is not None:
@@ -167,14 +166,13 @@ class PartitionedLoader(Closing):
             to_device=to_device,
         )
         self._on_error, self._iterations = on_error, Iterations()
-        check_reading(data, shuffle, on_error, read)
-        if read.mapped and (pack is not None or self._decoders or cache is not None):
-            raise ValueError("mapped=True: pack=, decode= and cache= make copies; leave them out")
-        self._order = _order_settings(data, shuffle, seed, read)
+        makes_copies = pack is not None or bool(self._decoders) or cache is not None
+        check_reading(data, order, on_error, read, makes_copies)
+        self._order = _order_settings(data, order, seed, read)
         cut = Cut(here.world_size, batch_size, drop_last, pad, 0)
         self._state = EpochState(data, self._order, cut, here.rank)
         self._agree(cut)
-        in_turn = shuffle == "slabs" or cache is not None
+        in_turn = order == "slabs" or cache is not None
         seats = seats_of(here.world_size, local_size, comm if in_turn else None)
         self._state.seats, self._nodes = seats, seats.by_node()
         self._memory = MemoryPlan(

@@ -68,6 +68,7 @@ def test_other_ranks_hear_who_failed_before_they_are_aborted(mpirun: Run, case: 
     assert "ended by RuntimeError, and 1 s later other" in done.stderr
 
 
+@pytest.mark.long
 def test_a_rank_that_saves_for_longer_than_the_limit_keeps_its_checkpoint(mpirun: Run) -> None:
     done = job(mpirun, 2, "save")
     assert done.returncode == 1 and "RuntimeError: no luck" in done.stderr

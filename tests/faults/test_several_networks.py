@@ -15,11 +15,18 @@ __all__: list[str] = []
 
 pytestmark = pytest.mark.long
 SIZE = 2
+WELL = ["2 3.0 2.0", "2 3.0 1.0"]
 PROGRAM = """
 import sys, numpy as np, torch.distributed as dist, hsgd
 rank, path = int(sys.argv[1]), sys.argv[2]
 with hsgd.Comm.over_store(dist.FileStore(path, 2), rank, 2) as comm:
     print(comm.cross_size, comm.allreduce(np.full(100_000, rank + 1.0))[-1])
+    with hsgd.NotifiedWindow(comm, 64, 1, network="sockets") as window:
+        window.put_notify(np.full(4, rank + 1.0), 1 - rank, 0, 1)
+        window.wait_any([0])
+        print(window.segment().view(np.float64)[3], flush=True)
+        window.drain()
+        comm.barrier()
 """
 
 
@@ -30,13 +37,14 @@ def nodes(virtual_nodes: None) -> Iterator[Cluster]:
 
 
 def meet(nodes: Cluster, path: Path, **env: str) -> list[str]:
-    """Return what each rank printed, or the last line of its error."""
+    """Return nodes, a sum and what the other rank wrote, by rank, or the last line of its error."""
 
     def run(rank: int) -> str:
         argv = [sys.executable, "-c", PROGRAM, str(rank), str(path)]
         done = nodes.run(argv, node=rank + 1, env=env, timeout_s=100)
-        lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-        return lines[-1]
+        if done.returncode == 0:
+            return " ".join(done.stdout.split())
+        return done.stderr.strip().splitlines()[-1]
 
     with ThreadPoolExecutor(SIZE) as threads:
         return list(threads.map(run, range(SIZE)))
@@ -44,14 +52,14 @@ def meet(nodes: Cluster, path: Path, **env: str) -> list[str]:
 
 def test_a_dead_network_is_passed_over(nodes: Cluster, tmp_path: Path) -> None:
     nodes.set_link(2, "down")
-    assert meet(nodes, tmp_path / "store") == ["2 3.0"] * SIZE
+    assert meet(nodes, tmp_path / "store") == WELL
 
 
 def test_a_firewall_that_drops_is_passed_over(nodes: Cluster, tmp_path: Path) -> None:
     for node in (1, 2):
         words = f"ip route add blackhole 10.99.0.{3 - node}/32"
         nodes.run(words.split(), node=node)
-    assert meet(nodes, tmp_path / "store") == ["2 3.0"] * SIZE
+    assert meet(nodes, tmp_path / "store") == WELL
 
 
 def test_an_address_that_all_nodes_have_leads_nowhere(nodes: Cluster, tmp_path: Path) -> None:
@@ -63,7 +71,7 @@ def test_an_address_that_all_nodes_have_leads_nowhere(nodes: Cluster, tmp_path: 
         ):
             assert nodes.run(words.split(), node=node).returncode == 0
     for chosen in ("all", "docker0,eth0"):
-        assert meet(nodes, tmp_path / chosen, HSGD_INTERFACES=chosen) == ["2 3.0"] * SIZE
+        assert meet(nodes, tmp_path / chosen, HSGD_INTERFACES=chosen) == WELL
 
 
 def test_an_error_names_each_address_that_was_tried(nodes: Cluster, tmp_path: Path) -> None:

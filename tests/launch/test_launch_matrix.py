@@ -29,11 +29,8 @@ ELASTIC = ("hvd",)
 @pytest.mark.parametrize(
     "launcher",
     [
-        "mpirun",
-        "hsgd run, torchrun",
-        "hsgd run, elastic",
-        pytest.param("hsgd run, mpirun", marks=pytest.mark.long),
-        pytest.param("torchrun", marks=pytest.mark.long),
+        name if name == "mpirun" else pytest.param(name, marks=pytest.mark.long)
+        for name in LAUNCHERS
     ],
 )
 def test_every_front_end_joins_all_ranks(launcher: str, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ HOROVODS_OWN = {  # what needs Horovod: without it, and with it
 _NATIVE = ("tensors on CPU and CUDA",)
 
 _OF_OTHERS = {  # modules
+    "job": ("preempted", "save_and_exit"),
     "models": ("guard",),
     "constants and errors": ("Adasum", "Average", "Sum", "Min", "Max", "Product"),
 }

@@ -840,7 +840,8 @@ TEST("a rank that is never welcome gives up") {
 TEST("a rank listens only at an address that another one uses") {
   SocketListener own;
   const SocketListener other;
-  const hsgd::SocketAddress reached = hsgd::reach(other.place(), own.place());
+  const hsgd::SocketAddress reached = hsgd::socket_address(
+      hsgd::routes(other.place().addresses, own.place().addresses).front(), own.place().port);
   const auto& wanted = reinterpret_cast<const sockaddr_in&>(reached.storage);
   const uint32_t used = wanted.sin_addr.s_addr;
   const std::vector<hsgd::Fd> fds = own.listen({own.place(), other.place()}, {false, true});
@@ -869,18 +870,23 @@ TEST("an address in a network of both is taken, over others, over one that both 
   using hsgd::words_of;
   const hsgd::IpAddresses from = {address("172.17.0.1", 16), address("10.1.2.3", 24),
                                   address("fd00:1::7", 64)};
-  CHECK_EQ(words_of(hsgd::reach(from, {address("172.17.0.1", 16), address("10.1.2.9", 24)})),
-           "10.1.2.9");
-  CHECK_EQ(words_of(hsgd::reach(from, {address("172.17.0.1", 16), address("10.9.2.9", 24)})),
-           "10.9.2.9");
-  CHECK_EQ(words_of(hsgd::reach(from, {address("192.0.2.1", 24), address("fd00:1::9", 64)})),
-           "fd00:1::9");
-  CHECK_EQ(words_of(hsgd::reach(from, {address("192.0.2.1", 24), address("fd00:2::9", 64)})),
-           "192.0.2.1");
+  CHECK_EQ(
+      words_of(hsgd::routes(from, {address("172.17.0.1", 16), address("10.1.2.9", 24)}).front()),
+      "10.1.2.9");
+  CHECK_EQ(
+      words_of(hsgd::routes(from, {address("172.17.0.1", 16), address("10.9.2.9", 24)}).front()),
+      "10.9.2.9");
+  CHECK_EQ(
+      words_of(hsgd::routes(from, {address("192.0.2.1", 24), address("fd00:1::9", 64)}).front()),
+      "fd00:1::9");
+  CHECK_EQ(
+      words_of(hsgd::routes(from, {address("192.0.2.1", 24), address("fd00:2::9", 64)}).front()),
+      "192.0.2.1");
   const hsgd::IpAddresses six_only = {address("fd00:1::7", 64)};
-  CHECK_EQ(words_of(hsgd::reach(six_only, {address("10.1.2.9", 24), address("fd00:2::9", 64)})),
-           "fd00:2::9");
-  CHECK_EQ(hsgd::reach(from, {}).version, 0);
+  CHECK_EQ(
+      words_of(hsgd::routes(six_only, {address("10.1.2.9", 24), address("fd00:2::9", 64)}).front()),
+      "fd00:2::9");
+  CHECK_EQ(hsgd::routes(from, {}).front().version, 0);
   const auto every = hsgd::routes(from, {address("172.17.0.1", 16), address("192.0.2.1", 24),
                                          address("10.1.2.9", 24), address("fd00:2::9", 64)});
   std::string words;

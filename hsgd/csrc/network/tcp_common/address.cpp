@@ -151,12 +151,8 @@ std::vector<IpAddress> routes(const IpAddresses& from, const IpAddresses& to) {
   }
   near.insert(near.end(), far.begin(), far.end());
   near.insert(near.end(), of_both.begin(), of_both.end());
+  if (near.empty()) near.push_back(to.front());
   return near;
-}
-
-IpAddress reach(const IpAddresses& from, const IpAddresses& to) {
-  const std::vector<IpAddress> found = routes(from, to);
-  return found.empty() ? to.front() : found.front();
 }
 
 SocketAddress socket_address(const IpAddress& address, uint32_t port) {

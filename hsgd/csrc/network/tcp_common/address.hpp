@@ -33,10 +33,8 @@ IpAddresses find_addresses(const std::string& interfaces);
 
 // Returns the addresses of `to` at which `from` may reach it, the most likely first: those in a
 // network of `from`, those whose protocol `from` has, and then those that both nodes have, such as
-// that of a container bridge.
+// that of a container bridge. If `from` has the protocol of none, returns the first of `to`.
 std::vector<IpAddress> routes(const IpAddresses& from, const IpAddresses& to);
-// Returns the first of routes(). Version 0: there is none.
-IpAddress reach(const IpAddresses& from, const IpAddresses& to);
 
 // A socket address for system calls.
 struct SocketAddress {

@@ -52,10 +52,6 @@ Ports read_ports(const std::string& range) {
 
 }  // namespace
 
-SocketAddress reach(const SocketPlace& from, const SocketPlace& to) {
-  return socket_address(reach(from.addresses, to.addresses), to.port);
-}
-
 SocketListener::SocketListener(const std::string& where) {
   const size_t names = std::min(where.find(';'), where.size());
   const std::string range = where.substr(std::min(names + 1, where.size()));
@@ -109,7 +105,9 @@ std::vector<Fd> SocketListener::listen(const std::vector<SocketPlace>& places,
                                        const std::vector<bool>& connect) {
   std::vector<IpAddress> used;
   for (size_t from = 0; from < places.size(); ++from) {
-    if (connect[from]) used.push_back(reach(places[from].addresses, place_.addresses));
+    if (!connect[from]) continue;
+    const std::vector<IpAddress> all = routes(places[from].addresses, place_.addresses);
+    used.insert(used.end(), all.begin(), all.end());
   }
   std::vector<Fd> open;
   for (size_t i = 0; i < fds_.size(); ++i) {

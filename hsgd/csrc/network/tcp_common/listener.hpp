@@ -25,9 +25,6 @@ struct SocketPlace {
 };
 static_assert(sizeof(SocketPlace) == 344, "is exchanged as bytes");
 
-// Returns the address at which `from` connects to `to`.
-SocketAddress reach(const SocketPlace& from, const SocketPlace& to);
-
 class SocketListener {
  public:
   // `where`: interfaces, see find_addresses() and its errors; then, if the port must lie in a

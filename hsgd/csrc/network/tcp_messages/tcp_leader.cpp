@@ -104,10 +104,7 @@ class Meeting {
   }
 
   std::vector<IpAddress> routes_to(int node) const {
-    std::vector<IpAddress> found =
-        routes(place_of(leaders_.node).addresses, place_of(node).addresses);
-    if (found.empty()) found.push_back(place_of(node).addresses.front());
-    return found;
+    return routes(place_of(leaders_.node).addresses, place_of(node).addresses);
   }
 
   void call(Call call) {

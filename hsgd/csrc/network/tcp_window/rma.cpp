@@ -53,6 +53,11 @@ constexpr int64_t kLateNs = kLateMs * 1'000'000;
 // Number of attempts. A rank that was stopped, or did not run, before its hello is closed together
 // with silent connections, and connects again.
 constexpr int kMostTries = 4;
+// How long an address may leave a connection attempt without an answer before the next one is
+// tried.
+constexpr int64_t kRouteNs = 3'000'000'000;
+constexpr int kRouteLookMs = 1000;
+constexpr double kConnectS = 120;  // for all addresses together, about as the kernel for one
 
 int checked(int result, const char* what) {
   if (result < 0) fail_system(what);
@@ -75,6 +80,9 @@ class SocketRma final : public Rma {
               static_cast<int64_t>(settings.hello_s * 1e9), places_.size()) {
     set_descriptor(poll_.get());
     follow(wake_.get(), EPOLLIN);
+    for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
+      has_choice_ = has_choice_ || (rank != rank_ && routes_to(rank).size() > 1);
+    }
   }
   ~SocketRma() override {
     stop();
@@ -129,6 +137,10 @@ class SocketRma final : public Rma {
     bool connected = false;
     bool waits_for_room = true;  // until it is connected
     int tries = 1;
+    size_t route = 0;      // number of its address in routes_to()
+    size_t failed = 0;     // addresses that refused
+    int64_t since_ns = 0;  // of this attempt,
+    int64_t begun_ns = 0;  // and of the first
   };
 
   std::vector<bool> who_connects() const {
@@ -229,7 +241,8 @@ class SocketRma final : public Rma {
   Peer* peer_of(int target) {
     const auto found = peers_.find(target);
     if (found != peers_.end()) return &found->second;
-    Fd connection = begin_connection(target);
+    size_t route = 0;
+    Fd connection = begin_connection(target, &route);
     if (!connection.valid()) {
       const Error why = unreachable(target, errno);
       lost_.insert(target);
@@ -239,14 +252,25 @@ class SocketRma final : public Rma {
     const int fd = connection.get();
     const SocketHello hello{places_[static_cast<size_t>(target)].token, rank_};
     Peer peer{SocketSender(std::move(connection), hello, settings_.slice_bytes)};
+    peer.route = route;
+    peer.since_ns = peer.begun_ns = now_ns();
     target_of_fd_[fd] = target;
     return &peers_.emplace(target, std::move(peer)).first->second;
   }
 
-  // Begins a connection to `target`, which epoll follows; returns an invalid socket, with errno, if
-  // it fails at once.
-  Fd begin_connection(int target) const {
-    const SocketAddress address = address_of(target);
+  // Begins a connection to `target`, which epoll follows, at the first address from `route` on that
+  // does not fail at once; returns an invalid socket, with errno, if there is none.
+  Fd begin_connection(int target, size_t* route) const {
+    const std::vector<IpAddress> addresses = routes_to(target);
+    for (size_t tried = 1;; ++tried) {
+      *route %= addresses.size();
+      Fd connection = begin_at(socket_address(addresses[*route], place_of(target).port));
+      if (connection.valid() || tried == addresses.size()) return connection;
+      ++*route;
+    }
+  }
+
+  Fd begin_at(const SocketAddress& address) const {
     Fd connection = new_tcp_socket(address.storage.ss_family);
     const int fd = connection.get();
     set_tcp_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -261,7 +285,9 @@ class SocketRma final : public Rma {
   }
 
   const SocketPlace& place_of(int rank) const { return places_[static_cast<size_t>(rank)]; }
-  SocketAddress address_of(int target) const { return reach(place_of(rank_), place_of(target)); }
+  std::vector<IpAddress> routes_to(int target) const {
+    return routes(place_of(rank_).addresses, place_of(target).addresses);
+  }
 
   void finish(const std::vector<Ticket>& tickets) {
     if (tickets.empty()) return;
@@ -302,13 +328,16 @@ class SocketRma final : public Rma {
   // connection.
   Error unreachable(int rank, int error) const {
     if (lost_.count(rank) != 0) return ended(rank, std::strerror(error));
-    const IpAddress address = reach(place_of(rank_).addresses, place_of(rank).addresses);
+    std::string at;
+    for (const IpAddress& address : routes_to(rank)) {
+      at += (at.empty() ? "" : ", ") + words_of(address);
+    }
     const int name = settings_.names.of(rank);
     return Error(
         HSGD_ERR_PEER_LOST, name,
         text("rank %d on another node did not accept a connection at %s, TCP port %d (%s): it died "
              "or closed its NotifiedWindow, or routing or a firewall blocks the connection",
-             name, words_of(address).c_str(), ntohs(static_cast<in_port_t>(place_of(rank).port)),
+             name, at.c_str(), ntohs(static_cast<in_port_t>(place_of(rank).port)),
              std::strerror(error)));
   }
 
@@ -316,16 +345,20 @@ class SocketRma final : public Rma {
   // closed it before the hello came: then nothing was written yet, and another connection replaces
   // it.
   bool end_peer(int target, Peer& peer, const char* why) {
-    if (peer.sender.is_welcome() || peer.tries == kMostTries || !connect_again(target, &peer)) {
+    if (peer.sender.is_welcome() || peer.tries++ == kMostTries || !connect_again(target, &peer)) {
       lose(target, ended(target, why));
       return true;
     }
     return false;
   }
 
+  // Connects at the next address.
   bool connect_again(int target, Peer* peer) {
-    Fd connection = begin_connection(target);
+    size_t route = peer->route + 1;
+    Fd connection = begin_connection(target, &route);
     if (!connection.valid()) return false;
+    peer->route = route;
+    peer->since_ns = now_ns();
     const int before = peer->sender.fd();
     target_of_fd_[connection.get()] = target;
     target_of_fd_.erase(before);
@@ -333,8 +366,30 @@ class SocketRma final : public Rma {
     peer->sender.renew(std::move(connection));
     peer->connected = false;
     peer->waits_for_room = true;
-    ++peer->tries;
     return true;
+  }
+
+  // Tries the next address of connections without an answer; returns true if a rank is lost.
+  bool change_routes() {
+    const int64_t now = now_ns();
+    if (!has_choice_ || now < next_look_ns_) return false;
+    next_look_ns_ = now + int64_t{kRouteLookMs} * 1'000'000;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int> silent;
+    for (const auto& [target, peer] : peers_) {
+      if (!peer.connected && now - peer.since_ns > kRouteNs && routes_to(target).size() > 1)
+        silent.push_back(target);
+    }
+    bool lost = false;
+    for (const int target : silent) {
+      Peer& peer = peers_.at(target);
+      const double limit_s = settings_.timeout_s > 0 ? settings_.timeout_s : kConnectS;
+      const bool is_over = static_cast<double>(now - peer.begun_ns) > limit_s * 1e9;
+      if (!is_over && connect_again(target, &peer)) continue;
+      lose(target, unreachable(target, ETIMEDOUT));
+      lost = true;
+    }
+    return lost;
   }
 
   // Records that a rank is lost. It is a failure at once if an operation to it is open, otherwise
@@ -408,11 +463,16 @@ class SocketRma final : public Rma {
       }
       news |= receive_late();
       news |= mind_the_door(knock);
+      news |= change_routes();
       if (news) arrived_();
     }
   }
 
-  int limit_ms() const { return waiting_.empty() ? door_.wait_ms(now_ns()) : kLateMs; }
+  int limit_ms() const {
+    const int door_ms = waiting_.empty() ? door_.wait_ms(now_ns()) : kLateMs;
+    if (!has_choice_) return door_ms;
+    return door_ms < 0 ? kRouteLookMs : std::min(door_ms, kRouteLookMs);
+  }
 
   // Accepts connections and closes silent ones. Returns true if a version came.
   bool mind_the_door(bool knock) {
@@ -457,6 +517,8 @@ class SocketRma final : public Rma {
       // connection.
       const bool was_there = peer.connected || error == ECONNRESET || peer.tries > 1;
       if (was_there) return end_peer(target, peer, std::strerror(error));
+      const bool has_more = ++peer.failed < routes_to(target).size();
+      if (has_more && connect_again(target, &peer)) return false;
       return lose(target, unreachable(target, error)), true;
     }
     bool news = false;
@@ -531,6 +593,8 @@ class SocketRma final : public Rma {
                           "connections; close the NotifiedWindow and make a new one"};
 
   std::map<int, SocketReceiver> receivers_;  // by descriptor; used only by the thread
+  bool has_choice_ = false;                  // a rank has several addresses
+  int64_t next_look_ns_ = 0;                 // used only by the thread
   std::map<int, int64_t> waiting_;  // start times of connections that wait for several bytes
 
   mutable std::mutex mutex_;
