@@ -345,16 +345,16 @@ class SocketRma final : public Rma {
   // closed it before the hello came: then nothing was written yet, and another connection replaces
   // it.
   bool end_peer(int target, Peer& peer, const char* why) {
-    if (peer.sender.is_welcome() || peer.tries++ == kMostTries || !connect_again(target, &peer)) {
+    if (peer.sender.is_welcome() || peer.tries++ == kMostTries ||
+        !connect_again(target, &peer, peer.route)) {
       lose(target, ended(target, why));
       return true;
     }
     return false;
   }
 
-  // Connects at the next address.
-  bool connect_again(int target, Peer* peer) {
-    size_t route = peer->route + 1;
+  // Connects at the address number `route`, or at the next one that does not refuse at once.
+  bool connect_again(int target, Peer* peer, size_t route) {
     Fd connection = begin_connection(target, &route);
     if (!connection.valid()) return false;
     peer->route = route;
@@ -385,7 +385,7 @@ class SocketRma final : public Rma {
       Peer& peer = peers_.at(target);
       const double limit_s = settings_.timeout_s > 0 ? settings_.timeout_s : kConnectS;
       const bool is_over = static_cast<double>(now - peer.begun_ns) > limit_s * 1e9;
-      if (!is_over && connect_again(target, &peer)) continue;
+      if (!is_over && connect_again(target, &peer, peer.route + 1)) continue;
       lose(target, unreachable(target, ETIMEDOUT));
       lost = true;
     }
@@ -518,7 +518,7 @@ class SocketRma final : public Rma {
       const bool was_there = peer.connected || error == ECONNRESET || peer.tries > 1;
       if (was_there) return end_peer(target, peer, std::strerror(error));
       const bool has_more = ++peer.failed < routes_to(target).size();
-      if (has_more && connect_again(target, &peer)) return false;
+      if (has_more && connect_again(target, &peer, peer.route + 1)) return false;
       return lose(target, unreachable(target, error)), true;
     }
     bool news = false;
