@@ -6,6 +6,7 @@ core.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from hsgd import errors
@@ -72,43 +73,27 @@ __all__ = [
     "size",
 ]
 
-_PREEMPTION_NAMES = frozenset({"preempted", "save_and_exit"})
-_WORLD_NAMES = frozenset(name for name in __all__ if name.islower()) - _PREEMPTION_NAMES
+_MODULES = {
+    "Comm": "hsgd.comm.communicator",
+    "Handle": "hsgd.comm.handle",
+    "NotifiedWindow": "hsgd.onesided.notified_window",
+    "ParameterBox": "hsgd.onesided.parameter_box",
+    "preempted": "hsgd.comm.preemption",
+    "save_and_exit": "hsgd.comm.preemption",
+}
+_MODULES |= {name: "hsgd.world" for name in __all__ if name.islower() and name not in _MODULES}
 
 
 def __getattr__(name: str) -> Any:
     if name == "_native":
         return _load_native()
-    if name == "Comm":
-        from hsgd.comm.communicator import Comm
-
-        return Comm
-    if name == "NotifiedWindow":
-        from hsgd.onesided.notified_window import NotifiedWindow
-
-        return NotifiedWindow
-    if name == "Handle":
-        from hsgd.comm.handle import Handle
-
-        return Handle
-    if name == "ParameterBox":
-        from hsgd.onesided.parameter_box import ParameterBox
-
-        return ParameterBox
-    if name in _PREEMPTION_NAMES:
-        from hsgd.comm import preemption
-
-        return getattr(preemption, name)
-    if name in _WORLD_NAMES:
-        from hsgd import world
-
-        return getattr(world, name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'hsgd' has no attribute {name!r}")
 
 
 def _load_native() -> Any:
     """Return the compiled module; ImportError in a folder of sources without it."""
-    import importlib
     from pathlib import Path
 
     try:

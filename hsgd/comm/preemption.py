@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -28,18 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FrontEnd",
+    "OverComm",
     "add_comm",
-    "any_rank",
     "preempted",
     "register",
     "save_and_exit",
-    "whole",
 ]
 
 _LOOK_S = 1.0  # between looks whether another handler was installed
 _PULSE_S = 1.0  # between two signs of life of ranks that save
 _KILL_S = 60.0  # with more time left than this, a job is not ended because its time is over
-_NAME = "preempted"
 _UNKNOWN = "another rank was told"
 _SAVED, _FAILED, _SAVING = range(3)  # the highest of all ranks counts
 
@@ -61,60 +58,61 @@ class FrontEnd(Protocol):
         """Return a new communicator of all ranks, for save_and_exit(); collective, blocking."""
 
 
-def any_rank(comm: Comm, mine: bool) -> bool:
-    """Return whether `mine` is true on any rank of `comm`; collective, blocking."""
-    value = np.array([mine], np.uint8)
-    comm.allreduce(value, "max", value, _NAME)
-    return bool(value[0])
+class OverComm:
+    """The front end of a program whose ranks `comm` connects; local to make.
 
+    `carriers` are all communicators of these ranks on which the program calls; None: `comm` alone.
+    """
 
-def whole(comm: Comm) -> Comm:
-    """Return a new communicator of the same ranks; collective, blocking."""
-    made = comm.split(0, comm.rank)
-    assert made is not None
-    return made
+    def __init__(self, comm: Comm, carriers: Sequence[Comm] | None = None) -> None:
+        self._comm, self._carriers = comm, carriers or [comm]
+
+    @property
+    def rank(self) -> int:
+        return self._comm.rank
+
+    def carriers(self) -> Sequence[Comm]:
+        return self._carriers
+
+    def any_rank(self, mine: bool) -> bool:
+        value = np.array([mine], np.uint8)
+        self._comm.allreduce(value, "max", value, "preempted")
+        return bool(value[0])
+
+    def split(self) -> Comm:
+        made = self._comm.split(0, self._comm.rank)
+        assert made is not None
+        return made
 
 
 class _Comms:
-    """The front end of a program that makes a Comm itself, or calls hsgd.init()."""
+    """Communicators of programs that make a Comm themselves, or call hsgd.init()."""
 
     def __init__(self) -> None:
         self.made: list[weakref.ref[Comm]] = []
         self.first: Comm | None = None  # held until it is closed: ranks collect garbage apart
         self.size: int | None = None  # ranks that the launcher started; 0: not known
 
-    def carriers(self) -> Sequence[Comm]:
-        """Return those of the whole job: as large as its launcher says, or the largest."""
+    def find(self) -> OverComm | None:
+        """Return a front end over those of the whole job, if there are any; local.
+
+        They are as large as the launcher says, or the largest.
+        """
         comms = [comm for made in self.made if (comm := made()) is not None and not comm.closed]
         if len(comms) < len(self.made):
             self.made = [weakref.ref(comm) for comm in comms]
-        if self.size is None or self.first is None or self.first.closed:
+        if self.first is not None and self.first.closed:
+            self.first = None
+        if not comms:
+            return None
+        if self.first is None:
             by = launched_once(os.environ)
             self.size = 0 if by is None or by.size is None else by.size
-        size = self.size or max((comm.size for comm in comms), default=0)
-        return [comm for comm in comms if comm.size == size]
-
-    def find(self) -> _Comms | None:
-        """Return this if there is such a communicator; local."""
-        if self.first is None or self.first.closed:
-            found = self.carriers()
-            self.first = found[0] if found else None
-        return None if self.first is None else self
-
-    @property
-    def comm(self) -> Comm:
-        assert self.first is not None
-        return self.first
-
-    @property
-    def rank(self) -> int:
-        return self.comm.rank
-
-    def any_rank(self, mine: bool) -> bool:
-        return any_rank(self.comm, mine)
-
-    def split(self) -> Comm:
-        return whole(self.comm)
+        size = self.size or max(comm.size for comm in comms)
+        comms = [comm for comm in comms if comm.size == size]
+        if self.first is None and comms:
+            self.first = comms[0]
+        return None if self.first is None else OverComm(self.first, comms)
 
 
 class _Preemption:
@@ -134,8 +132,8 @@ class _Preemption:
         for find in reversed(_front_ends):
             if (found := find()) is not None:
                 return found
-        if (comms := self.comms.find()) is not None:
-            return comms
+        if (found := self.comms.find()) is not None:
+            return found
         if not self.is_alone:
             by = launched_once(os.environ)
             if by is not None and not by.is_alone:
@@ -368,21 +366,14 @@ def _requeued() -> str:
         )
     try:
         # A job that Slurm ends is "completing", whether its time is over or scancel was called.
-        if "JobState=COMPLETING" in _scontrol("show", "job", "-o", job):
+        if "JobState=COMPLETING" in time_limit.scheduler_says("scontrol", "show", "job", "-o", job):
             left = time_limit.left_s(os.environ)
             if left is None or left > _KILL_S:
                 return f", and job {job} is not requeued: it was cancelled"
-        _scontrol("requeue", job)
-    except (OSError, subprocess.SubprocessError, LaunchError) as error:
-        said = getattr(error, "stderr", None) or error
-        return f", but job {job} is not requeued: {str(said).strip()}"
+        time_limit.scheduler_says("scontrol", "requeue", job)
+    except LaunchError as error:
+        return f", but job {job} is not requeued: {error}"
     return f", job {job} is requeued"
-
-
-def _scontrol(*words: str) -> str:
-    return subprocess.run(
-        ["scontrol", *words], capture_output=True, text=True, timeout=60, check=True
-    ).stdout
 
 
 def _say(words: str) -> None:

@@ -352,17 +352,24 @@ def test_a_scheduler_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
         time_limit.left_s({"SLURM_JOB_ID": "17"})
 
 
-def do_clock(seat: Seat, path: str, folder: str, within_s: float) -> list[bool]:
+@contextlib.contextmanager
+def new_job(folder: str) -> Iterator[None]:
+    """A new process of Slurm's job 17, whose commands are in a folder."""
     os.environ |= {"SLURM_JOB_ID": "17", "PATH": f"{folder}:{os.environ['PATH']}"}
     try:
-        with new_process(), Comm.local(path, seat.rank, 2, PATIENT) as comm:
-            found = []
-            for _ in range(4):
-                comm.barrier()
-                found.append(hsgd.preempted(within_s=within_s))
-            return found
+        with new_process():
+            yield
     finally:
         del os.environ["SLURM_JOB_ID"]
+
+
+def do_clock(seat: Seat, path: str, folder: str, within_s: float) -> list[bool]:
+    with new_job(folder), Comm.local(path, seat.rank, 2, PATIENT) as comm:
+        found = []
+        for _ in range(4):
+            comm.barrier()
+            found.append(hsgd.preempted(within_s=within_s))
+        return found
 
 
 def test_the_end_of_the_job_stops_all_ranks_and_one_rank_asks_once(
@@ -377,13 +384,9 @@ def test_the_end_of_the_job_stops_all_ranks_and_one_rank_asks_once(
 
 
 def do_short(seat: Seat, folder: str) -> str:
-    os.environ |= {"SLURM_JOB_ID": "17", "PATH": f"{folder}:{os.environ['PATH']}"}
-    try:
-        with new_process():
-            assert hsgd.preempted(within_s=601)
-            return preemption._requeued()
-    finally:
-        del os.environ["SLURM_JOB_ID"]
+    with new_job(folder):
+        assert hsgd.preempted(within_s=601)
+        return preemption._requeued()
 
 
 def test_a_job_that_is_too_short_is_not_put_back_again_and_again(

@@ -62,16 +62,21 @@ def until(out: Path, condition: Callable[[str], bool]) -> None:
         time.sleep(0.1)
 
 
+def submit(slurm: Slurm, folder: Path, front: str, how: str, *options: str) -> Path:
+    """Submit a job that trains on three ranks; return the file of what it writes."""
+    (folder / "train.py").write_text(TRAIN)
+    script = folder / "job.sh"
+    script.write_text(f"#!/bin/sh\nsrun {PYTHON} {folder}/train.py {front} {folder} {how}\n")
+    words = ["sbatch", "--requeue", "-N2", "-n3", *options]
+    slurm.run([*words, "-o", str(folder / "out"), str(script)])
+    return folder / "out"
+
+
 @pytest.mark.parametrize(("front", "how"), [("hvd", "USR1"), ("ddp", "clock")])
 def test_a_job_saves_is_requeued_and_goes_on(
     slurm: Slurm, tmp_path: Path, front: str, how: str
 ) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\nsrun {PYTHON} {tmp_path}/train.py {front} {tmp_path} {how}\n")
-    out = tmp_path / "out"
-    words = ["sbatch", "--requeue", "-N2", "-n3", "-t3", "--open-mode=append"]
-    slurm.run([*words, "-o", str(out), str(script)])
+    out = submit(slurm, tmp_path, front, how, "-t3", "--open-mode=append")
     until(out, lambda text: text.count("done") == 3)
     text = out.read_text()
     left = {(tmp_path / f"left-{rank}").read_text() for rank in range(3)}
@@ -83,11 +88,6 @@ def test_a_job_saves_is_requeued_and_goes_on(
 
 
 def test_a_job_that_is_cancelled_saves_and_is_not_put_back(slurm: Slurm, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\nsrun {PYTHON} {tmp_path}/train.py ddp {tmp_path} cancel\n")
-    out = tmp_path / "out"
-    slurm.run(["sbatch", "--wait", "--requeue", "-N2", "-n3", "-t30", "-o", str(out), str(script)])
-    text = out.read_text()
+    text = submit(slurm, tmp_path, "ddp", "cancel", "-t30", "--wait").read_text()
     assert (tmp_path / "step").exists() and "is not requeued: it was cancelled" in text, text
     assert not slurm.run(["squeue", "-h"]).stdout

@@ -8,9 +8,10 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hsgd.base.programs import answer_of
 from hsgd.errors import LaunchError
 
-__all__ = ["left_s", "slurm_job"]
+__all__ = ["left_s", "scheduler_says", "slurm_job"]
 
 _ASK_S = 20.0  # a busy controller of Slurm may take long
 
@@ -55,17 +56,23 @@ def _of_flux(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class _Scheduler:
-    """A row of the table; `command` gets the job's id, `read` returns seconds or None: no limit."""
+    """A row of the table.
 
-    variable: str
-    command: tuple[str, ...]
+    Attributes:
+        job: returns the job's name from the variables, "" without.
+        command: gets that name.
+        read: returns seconds from the answer, None: no limit; ValueError.
+    """
+
+    job: Callable[[Mapping[str, str]], str]
+    command: str
     read: Callable[[str], float | None]
 
 
 _SCHEDULERS = (
-    _Scheduler("SLURM_JOB_ID", ("squeue", "--noheader", "--format=%L", "--jobs={}"), _of_slurm),
-    _Scheduler("PBS_JOBID", ("qstat", "-f", "{}"), _of_pbs),
-    _Scheduler("FLUX_JOB_ID", ("flux", "job", "timeleft", "{}"), _of_flux),
+    _Scheduler(slurm_job, "squeue --noheader --format=%L --jobs={}", _of_slurm),
+    _Scheduler(lambda environ: environ.get("PBS_JOBID", ""), "qstat -f {}", _of_pbs),
+    _Scheduler(lambda environ: environ.get("FLUX_JOB_ID", ""), "flux job timeleft {}", _of_flux),
 )
 
 
@@ -75,23 +82,29 @@ def left_s(environ: Mapping[str, str]) -> float | None:
     Local, blocks for up to 20 s. Raises LaunchError if the scheduler does not answer.
     """
     for scheduler in _SCHEDULERS:
-        job = environ.get(scheduler.variable)
+        job = scheduler.job(environ)
         if not job:
             continue
-        job = slurm_job(environ) if scheduler.read is _of_slurm else job
-        words = [word.format(job) for word in scheduler.command]
+        words = [word.format(job) for word in scheduler.command.split()]
+        answer = scheduler_says(*words)
         try:
-            done = subprocess.run(
-                words, capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise LaunchError(f"{' '.join(words)}: {error}") from None
-        if done.returncode:
-            said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise LaunchError(f"{' '.join(words)}: {said[0]}")
-        try:
-            return scheduler.read(done.stdout)
+            return scheduler.read(answer)
         except ValueError:
-            text = done.stdout.strip()[:80]
+            text = answer.strip()[:80]
             raise LaunchError(f"{' '.join(words)} says {text!r}, no time that is left") from None
     return None
+
+
+def scheduler_says(*words: str) -> str:
+    """Return what a scheduler's command prints; local, blocks for up to 20 s.
+
+    Raises LaunchError if it fails or does not answer.
+    """
+    try:
+        done = answer_of(words, _ASK_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{' '.join(words)}: {error}") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise LaunchError(f"{' '.join(words)}: {said[0]}")
+    return done.stdout

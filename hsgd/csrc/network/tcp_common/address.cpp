@@ -109,6 +109,12 @@ std::string words_of(const IpAddress& address) {
   return words;
 }
 
+std::string listed(const std::vector<std::string>& words) {
+  std::string line;
+  for (const std::string& one : words) line += (line.empty() || one.empty() ? "" : ", ") + one;
+  return line;
+}
+
 IpAddresses find_addresses(const std::string& interfaces) {
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) fail_system("getifaddrs");

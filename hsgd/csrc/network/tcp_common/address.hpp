@@ -46,6 +46,8 @@ SocketAddress socket_address(const IpAddress& address, uint32_t port);  // port 
 bool is_same_host(const IpAddress& one, const IpAddress& other);
 int family_of(const IpAddress& address);         // AF_INET or AF_INET6
 std::string words_of(const IpAddress& address);  // as users write it
+// Joins what is known of each address, by commas; leaves out empty words.
+std::string listed(const std::vector<std::string>& words);
 
 }  // namespace hsgd
 

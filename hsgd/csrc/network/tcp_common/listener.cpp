@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kBacklog = 1024;
 // The kernel gives a port that is free at the first address; at another address it may be in use.
-constexpr int kTries = 32;
+constexpr unsigned kTries = 32;
 
 uint32_t port_of(const Fd& fd) {
   sockaddr_storage address{};
@@ -34,8 +34,8 @@ uint32_t port_of(const Fd& fd) {
 }
 
 struct Ports {
-  unsigned first = 0;  // 0: the kernel chooses
-  unsigned count = 1;
+  unsigned first;
+  unsigned count;
 };
 
 Ports read_ports(const std::string& range) {
@@ -55,21 +55,17 @@ Ports read_ports(const std::string& range) {
 SocketListener::SocketListener(const std::string& where) {
   const size_t names = std::min(where.find(';'), where.size());
   const std::string range = where.substr(std::min(names + 1, where.size()));
-  const Ports ports = range.empty() ? Ports{} : read_ports(range);
+  // The kernel chooses port 0.
+  const Ports ports = range.empty() ? Ports{0, 1} : read_ports(range);
   place_.addresses = find_addresses(where.substr(0, names));
   draw_random(place_.token.data(), place_.token.size());
-  if (range.empty()) {
-    int tries = kTries;
-    while (!bind_all(0)) {
-      if (--tries == 0) fail_system("bind");
-    }
-    return;
-  }
   uint32_t start = 0;  // at random, since many ranks may begin at once
-  draw_random(reinterpret_cast<std::byte*>(&start), sizeof start);
-  for (unsigned i = 0; i < ports.count; ++i) {
+  draw_random(&start, sizeof start);
+  const unsigned tries = range.empty() ? kTries : ports.count;
+  for (unsigned i = 0; i < tries; ++i) {
     if (bind_all(static_cast<uint16_t>(ports.first + (start + i) % ports.count))) return;
   }
+  if (range.empty()) fail_system("bind");
   throw Error(HSGD_ERR_SYSTEM, -1,
               text("no port of %s is free; each rank that other nodes reach needs one, set "
                    "HSGD_PORTS to a wider range",

@@ -27,10 +27,9 @@ static_assert(sizeof(SocketPlace) == 344, "is exchanged as bytes");
 
 class SocketListener {
  public:
-  // `where`: interfaces, see find_addresses() and its errors; then, if the port must lie in a
-  // range,
-  // ";FIRST-LAST". Throws HSGD_ERR_ARGUMENT if this is no range, HSGD_ERR_SYSTEM if no port of it
-  // is free.
+  // `where`: interfaces as for find_addresses(), whose errors it throws, and then ";FIRST-LAST" if
+  // the port must lie in a range. Throws HSGD_ERR_ARGUMENT if that is no range, HSGD_ERR_SYSTEM if
+  // it has no free port.
   explicit SocketListener(const std::string& where = "");
   const SocketPlace& place() const { return place_; }
   // Returns listening sockets at the addresses that the ranks in `connect` (by rank) use; closes

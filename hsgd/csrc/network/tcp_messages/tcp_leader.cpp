@@ -278,12 +278,6 @@ class Meeting {
 
   int port_of(int node) const { return ntohs(static_cast<in_port_t>(place_of(node).port)); }
 
-  static std::string listed(const std::vector<std::string>& words) {
-    std::string line;
-    for (const std::string& one : words) line += (line.empty() || one.empty() ? "" : ", ") + one;
-    return line;
-  }
-
   [[noreturn]] void fail_unreachable(const Call& call) const {
     throw Error(HSGD_ERR_PEER_LOST, rank_of(call.node),
                 text("set-up between nodes: rank %d did not accept a connection at TCP port %d of "

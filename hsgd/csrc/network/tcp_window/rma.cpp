@@ -328,16 +328,14 @@ class SocketRma final : public Rma {
   // connection.
   Error unreachable(int rank, int error) const {
     if (lost_.count(rank) != 0) return ended(rank, std::strerror(error));
-    std::string at;
-    for (const IpAddress& address : routes_to(rank)) {
-      at += (at.empty() ? "" : ", ") + words_of(address);
-    }
+    std::vector<std::string> addresses;
+    for (const IpAddress& address : routes_to(rank)) addresses.push_back(words_of(address));
     const int name = settings_.names.of(rank);
     return Error(
         HSGD_ERR_PEER_LOST, name,
         text("rank %d on another node did not accept a connection at %s, TCP port %d (%s): it died "
              "or closed its NotifiedWindow, or routing or a firewall blocks the connection",
-             name, at.c_str(), ntohs(static_cast<in_port_t>(place_of(rank).port)),
+             name, listed(addresses).c_str(), ntohs(static_cast<in_port_t>(place_of(rank).port)),
              std::strerror(error)));
   }
 
