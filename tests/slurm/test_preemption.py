@@ -16,6 +16,7 @@ __all__: list[str] = []
 pytestmark = pytest.mark.long
 PYTHON = sys.executable
 JOB_S = 120.0
+ELASTIC = f"{PYTHON} -m hsgd run --min-np 2"
 
 # Counts steps in a checkpoint; the first run is asked to stop by `scancel` or its own end.
 TRAIN = """
@@ -62,21 +63,27 @@ def until(out: Path, condition: Callable[[str], bool]) -> None:
         time.sleep(0.1)
 
 
-def submit(slurm: Slurm, folder: Path, front: str, how: str, *options: str) -> Path:
+def submit(
+    slurm: Slurm, folder: Path, front: str, how: str, *options: str, launcher: str = "srun"
+) -> Path:
     """Submit a job that trains on three ranks; return the file of what it writes."""
     (folder / "train.py").write_text(TRAIN)
     script = folder / "job.sh"
-    script.write_text(f"#!/bin/sh\nsrun {PYTHON} {folder}/train.py {front} {folder} {how}\n")
+    script.write_text(f"#!/bin/sh\n{launcher} {PYTHON} {folder}/train.py {front} {folder} {how}\n")
     words = ["sbatch", "--requeue", "-N2", "-n3", *options]
     slurm.run([*words, "-o", str(folder / "out"), str(script)])
     return folder / "out"
 
 
-@pytest.mark.parametrize(("front", "how"), [("hvd", "USR1"), ("ddp", "clock")])
+@pytest.mark.parametrize(
+    ("front", "how", "launcher"),
+    [("hvd", "USR1", "srun"), ("ddp", "clock", "srun"), ("hvd", "USR1", ELASTIC)],
+    ids=["hvd-signal", "ddp-clock", "elastic-signal"],
+)
 def test_a_job_saves_is_requeued_and_goes_on(
-    slurm: Slurm, tmp_path: Path, front: str, how: str
+    slurm: Slurm, tmp_path: Path, front: str, how: str, launcher: str
 ) -> None:
-    out = submit(slurm, tmp_path, front, how, "-t3", "--open-mode=append")
+    out = submit(slurm, tmp_path, front, how, "-t3", "--open-mode=append", launcher=launcher)
     until(out, lambda text: text.count("done") == 3)
     text = out.read_text()
     left = {(tmp_path / f"left-{rank}").read_text() for rank in range(3)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
 import signal
@@ -107,7 +106,7 @@ class _Driver:
         self._codes: list[int] = []  # of agents that reached the end of the job
         self._failed = ""
         self._alone_since = time.monotonic()
-        self._stop = 0
+        self._stop, self._is_hurried = 0, False
         self._lock = threading.Lock()
 
     def run(self) -> int:
@@ -134,6 +133,7 @@ class _Driver:
                 signal.signal(number, handler)
 
     def _signalled(self, number: int, _: object) -> None:
+        self._is_hurried = self._stop != 0
         self._stop = number
 
     def _pass_on(self, number: int, _: object) -> None:
@@ -226,23 +226,27 @@ class _Driver:
         self._nodes[host.name] = _Node(name, host, process)
 
     def _end(self) -> None:
-        """End all agents by closing their input; after SIGTERM their ranks may save."""
-        saves = self._stop == signal.SIGTERM
-        for node in self._nodes.values():
-            if saves:
-                tell(node.process, "SIGTERM")
-            if node.process.stdin is not None:
+        """End all agents; after SIGTERM their ranks may save, until a second signal."""
+        processes = [node.process for node in self._nodes.values()]
+        if self._stop == signal.SIGTERM and not self._is_hurried:
+            for process in processes:
+                tell(process, "SIGTERM")
+            end = time.monotonic() + save_limit_s() + _END_S
+            while not self._is_hurried and time.monotonic() < end:
+                if all(process.poll() is not None for process in processes):
+                    break
+                time.sleep(_LOOK_S)
+        for process in processes:
+            if process.stdin is not None:
                 with contextlib.suppress(OSError):
-                    node.process.stdin.close()
-        limit_s = _END_S + (save_limit_s() if saves else 0)
-        end = time.monotonic() + limit_s
-        for node in self._nodes.values():
-            left = max(end - time.monotonic(), 0.1)
+                    process.stdin.close()
+        end = time.monotonic() + _END_S
+        for process in processes:
             try:
-                node.process.wait(None if left == math.inf else left)
+                process.wait(max(end - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
-                node.process.kill()
-                node.process.wait()
+                process.kill()
+                process.wait()
 
 
 def _say(text: str) -> None:

@@ -83,6 +83,7 @@ class NodeAgent:
         self._failed = ""
         self._begun_s, self._patient = time.monotonic(), True
         self._stop, self._passed_on, self._may_save = 0, 0, False
+        self._inputs: int | None = None
         self._drained = False
         self._next_look_s = self._next_ask_s = 0.0
         self._members: list[str] = []  # nodes of the world, also those without ranks
@@ -115,13 +116,14 @@ class NodeAgent:
         Returns:
             The exit code: 0 done, 1 the job failed, 128 + N after signal N.
         """
+        self._inputs = inputs
         if inputs is not None:
             self._selector.register(inputs, selectors.EVENT_READ)
         try:
             while True:
                 self._start_workers()
                 for key, _ in self._selector.select(_LOOK_S):
-                    self._hear(key, inputs)
+                    self._hear(key)
                 self._look()
                 self._form()
                 code = self._over()
@@ -149,9 +151,9 @@ class NodeAgent:
             self._selector.register(worker.line, selectors.EVENT_READ, worker)
             self._selector.register(worker.ending, selectors.EVENT_READ, worker)
 
-    def _hear(self, key: selectors.SelectorKey, inputs: int | None) -> None:
+    def _hear(self, key: selectors.SelectorKey) -> None:
         worker: Worker | None = key.data
-        if worker is None and key.fd == inputs:
+        if worker is None and key.fd == self._inputs:
             received = os.read(key.fd, 4096)
             if not received:
                 self._stop = self._stop or signal.SIGTERM
@@ -394,7 +396,7 @@ class NodeAgent:
             if worker.standing is not Standing.READY:
                 self._broke(seat.rank, f"rank {seat.rank} ended before world {number} began")
                 continue
-            worker.give(number, seat, self._place(number, seat, size))
+            worker.give(number, seat, seat.variables(number, size))
             if seat.rank != 0:
                 continue
             limit, resets = self._options.most_resets, self._events.tell_begun() - 1
@@ -406,16 +408,6 @@ class NodeAgent:
                 self._say(
                     f"world {number}: {_count(size, 'rank')} on {_count(nodes, 'node')}{after}"
                 )
-
-    def _place(self, number: int, seat: Any, size: int) -> dict[str, str]:
-        return {
-            "RANK": str(seat.rank),
-            "WORLD_SIZE": str(size),
-            "LOCAL_RANK": str(seat.local_rank),
-            "LOCAL_WORLD_SIZE": str(seat.local_size),
-            "GROUP_RANK": str(seat.node_rank),
-            "TORCHELASTIC_RESTART_COUNT": str(number),
-        }
 
     # --- the end ---
 
@@ -465,7 +457,8 @@ class NodeAgent:
     def _end_workers(self, workers: Sequence[Worker]) -> None:
         """End workers by SIGTERM, and after a pause by SIGKILL.
 
-        If the job got SIGTERM, those that call hsgd.preempted() are told, and may save.
+        If the job got SIGTERM, those that call hsgd.preempted() are told, and may save until the
+        inputs end.
         """
         saves = [each for each in workers if self._may_save and each.watches]
         if saves:
@@ -480,8 +473,13 @@ class NodeAgent:
                 left = begun + limit_s - time.monotonic()
                 with selectors.DefaultSelector() as ending:
                     ending.register(worker.ending, selectors.EVENT_READ)
-                    if ending.select(max(min(left, _LOOK_S), 0.0)) or left <= 0:
-                        self._take_leave(worker)
+                    if self._may_save and self._inputs is not None:
+                        ending.register(self._inputs, selectors.EVENT_READ)
+                    ready = {key.fd for key, _ in ending.select(max(min(left, _LOOK_S), 0.0))}
+                if self._inputs in ready and not os.read(self._inputs or 0, 4096):
+                    self._may_save = False
+                if worker.ending in ready or left <= 0:
+                    self._take_leave(worker)
 
     def _take_leave(self, worker: Worker) -> int:
         """Release a worker that has ended, or end it; return its exit code."""

@@ -62,6 +62,17 @@ class Seat:
     local_size: int
     node_rank: int
 
+    def variables(self, world: int, size: int) -> dict[str, str]:
+        """Return the variables of torch.distributed for this rank of `size`."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "GROUP_RANK": str(self.node_rank),
+            "TORCHELASTIC_RESTART_COUNT": str(world),
+        }
+
 
 def staying(rows: Sequence[NodeRow], least: int) -> list[NodeRow]:
     """Return the rows without the ranks that should leave, except those that are still needed.
