@@ -161,7 +161,8 @@ class VlenSource(Source):
 def _vlen_spec(dataset: Any, path: Path, name: str) -> FieldSpec:
     base = import_h5py().check_vlen_dtype(dataset.dtype)
     if base is None:
-        return FieldSpec(name, dataset.shape[1:], supported_dtype(dataset, path, name))
+        plain = supported_dtype(dataset, path, name).newbyteorder("=")
+        return FieldSpec(name, dataset.shape[1:], plain)
     dtype = np.dtype(base)
     if dtype.kind not in _KINDS or len(dataset.shape) != 1:
         raise DataError(
