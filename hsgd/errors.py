@@ -92,7 +92,13 @@ class ClosedError(HsgdError, ValueError):
 
 
 class DataError(HsgdError, OSError):
-    """A data file is missing, truncated, foreign or changed."""
+    """A data file is missing, truncated, foreign or changed; its text is always one line."""
+
+    def __str__(self) -> str:
+        # Names inside a file may hold line breaks, or codes that a terminal obeys.
+        return "".join(
+            c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__()
+        )
 
 
 observers: list[Callable[[HsgdError], object]] = []

@@ -146,7 +146,10 @@ class _Walk:
     def visit(self, group: Any, prefix: str, above: frozenset[tuple[int, int]]) -> None:
         """Visit the items of a group; `above` are the groups that hold it."""
         own = self._identity(group)
-        names = sorted(group)
+        names = sorted(name for name in group if isinstance(name, str))
+        for odd in group.keys() - {*names}:  # bytes
+            shown = odd.decode("utf-8", "backslashreplace")
+            self._found.left_out[f"{prefix}{shown}"] = "its name is not UTF-8; rename it"
         if own in self._met:
             self._again += len(names)
         self._met.add(own)

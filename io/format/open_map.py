@@ -479,6 +479,8 @@ def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dt
         raise DataError(f"{path}: field {name!r}: {first_line(error)}; name other fields") from None
     if dtype.kind not in _KINDS:
         what = "a variable-length or text type" if dtype.kind in "OSU" else f"type {dtype}"
+        if import_h5py().check_ref_dtype(dtype) is not None:
+            what = "references"
         raise DataError(
             f"{path}: field {name!r} has {what}; only numbers and bool can be read, "
             "name the fields to use"
