@@ -120,6 +120,8 @@ def _unknown_filters(dataset: h5py.Dataset) -> str:
     if not set(filters) <= _NAMES.keys() or filters.count(_SHUFFLE) > 1:
         known = ", ".join(_NAMES.values())
         return f"filters {filters}, only these are known: {known}"
+    if len(set(filters) - {_SHUFFLE}) > 1:
+        return f"filters {filters}, and only one may compress"  # decode() knows one size
     for number, _, values, _ in found:
         if number == _SHUFFLE and tuple(values) != (dataset.dtype.itemsize,):
             return f"items of {dataset.dtype.itemsize} bytes shuffled as {tuple(values)}"

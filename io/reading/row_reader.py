@@ -393,7 +393,11 @@ class RowReader(Closing):
             _check_file(slab.path, slab.identity)
             if (linked := slab.extents[name].linked) is not None:
                 _check_file(*linked)
-            file[stored_name(self.data.group, name)].read_direct(out, np.s_[row : row + len(out)])
+            stored = out.view(slab.extents[name].stored_dtype)  # HDF5 does not swap bit fields
+            item = file[stored_name(self.data.group, name)]
+            item.read_direct(stored, np.s_[row : row + len(out)])
+            if stored.dtype != out.dtype:
+                out.byteswap(inplace=True)
         except DataError:
             raise
         except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
