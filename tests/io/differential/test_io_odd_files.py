@@ -1,0 +1,74 @@
+"""Odd but sound HDF5 files, each a kind of file that was once read wrong or refused wrongly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hsgd.io import convert_to_slabs
+
+from hdf5_samples import collect, write_hdf5
+from hsgd.errors import DataError
+from loaders import loader_of
+
+__all__: list[str] = []
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.h5"
+
+
+def read(path: Path, name: str = "x", **options: object) -> list[object]:
+    loader = loader_of(path, 3, shuffle="none", as_numpy=True, **options)
+    return collect(loader)[name].tolist()
+
+
+def test_slabs_of_big_endian_numbers_beside_ragged_rows_pass_their_checksums(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(4, dtype=">f8")
+        ragged = file.create_dataset("ragged", (4,), h5py.vlen_dtype(np.int32))
+        ragged[0] = [7]
+    convert_to_slabs(path, path.parent / "slabs", permute=False)
+    assert read(path.parent / "slabs", fields=["x"], verify=True) == [0, 1, 2, 3]
+
+
+def test_a_name_that_is_not_utf8_is_left_out(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(4)
+        file.create_dataset(b"gr\xf6\xdfe", data=np.arange(3))
+    with pytest.warns(UserWarning, match=r"left out: .*gr\\.*xf6.*its name is not UTF-8"):
+        assert read(path) == [0, 1, 2, 3]
+
+
+def test_a_name_with_a_line_break_stays_in_one_line(path: Path) -> None:
+    write_hdf5(path, {"a\nb\x1b[1m": np.zeros(3), "x": np.zeros(2)})
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert r"a\nb\x1b[1m (3,), x (2,)" in str(caught.value)
+
+
+def test_bit_fields_in_another_byte_order_are_read(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", (3,), h5py.Datatype(h5py.h5t.STD_B16BE))
+        made[...] = np.array([1, 2, 770], ">u2")
+    assert read(path) == [1, 2, 770]
+
+
+def test_chunks_that_two_filters_compressed_are_read(path: Path) -> None:
+    zstd = pytest.importorskip("hdf5plugin").Zstd()
+    with h5py.File(path, "w") as file:
+        create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        create.set_deflate(1)
+        create.set_filter(zstd.filter_id, h5py.h5z.FLAG_OPTIONAL, tuple(zstd.filter_options))
+        file.create_dataset("x", data=np.arange(99), chunks=(50,), dcpl=create)
+    assert read(path) == list(range(99))
+
+
+def test_references_are_called_so(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (3,), h5py.ref_dtype)
+    with pytest.raises(DataError, match="field 'x' has references"):
+        read(path, fill_unwritten=True)
