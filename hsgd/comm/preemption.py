@@ -36,7 +36,6 @@ __all__ = [
 
 _LOOK_S = 1.0  # between looks whether another handler was installed
 _PULSE_S = 1.0  # between two signs of life of ranks that save
-_KILL_S = 60.0  # with more time left than this, a job is not ended because its time is over
 _UNKNOWN = "another rank was told"
 _SAVED, _FAILED, _SAVING = range(3)  # the highest of all ranks counts
 
@@ -366,10 +365,9 @@ def _requeued() -> str:
         )
     try:
         # A job that Slurm ends is "completing", whether its time is over or scancel was called.
-        if "JobState=COMPLETING" in time_limit.scheduler_says("scontrol", "show", "job", "-o", job):
-            left = time_limit.left_s(os.environ)
-            if left is None or left > _KILL_S:
-                return f", and job {job} is not requeued: it was cancelled"
+        facts = time_limit.scheduler_says("scontrol", "show", "job", "-o", job).split()
+        if "JobState=COMPLETING" in facts and "Reason=TimeLimit" not in facts:
+            return f", and job {job} is not requeued: it was cancelled"
         time_limit.scheduler_says("scontrol", "requeue", job)
     except LaunchError as error:
         return f", but job {job} is not requeued: {error}"

@@ -397,6 +397,27 @@ def test_a_job_that_is_too_short_is_not_put_back_again_and_again(
     assert "job 17 is not requeued: it would be as short again" in said
 
 
+def do_requeue(seat: Seat, folder: str) -> str:
+    with new_job(folder):
+        return preemption._requeued()
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ("JobState=RUNNING Reason=None", ", job 17 is requeued"),
+        ("JobState=COMPLETING Reason=TimeLimit", ", job 17 is requeued"),
+        ("JobState=COMPLETING Reason=None", ", and job 17 is not requeued: it was cancelled"),
+    ],
+)
+def test_a_cancelled_job_is_not_put_back(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: str, said: str
+) -> None:
+    told(tmp_path, monkeypatch, "scontrol", f"JobId=17 {facts} RunTime=00:01:27\n")
+    assert ranks.run(do_requeue, str(tmp_path), on=[0]) == [said]
+    assert (tmp_path / "asked").read_text().count("asked") == 1 + said.endswith("is requeued")
+
+
 def test_ranks_that_nothing_connects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")

@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 pytestmark = pytest.mark.long
 PYTHON = sys.executable
-JOB_S = 120.0
+JOB_S = 180.0
 ELASTIC = f"{PYTHON} -m hsgd run --min-np 2"
 
 # Counts steps in a checkpoint; the first run is asked to stop by `scancel` or its own end.
@@ -43,14 +43,20 @@ for step in range(first, 200):
     optimizer.zero_grad()
     model(torch.ones(2)).sum().backward()
     optimizer.step()
-    slow = how == "clock" and not first  # until 30 s of 180 are over
-    if hsgd.preempted(within_s=150 if slow else 0):
+    slow = how in ("clock", "limit") and not first  # until 30 s of 180, or the whole time, are over
+    if hsgd.preempted(within_s=150 if slow and how == "clock" else 0):
         (folder / f"left-{rank}").write_text(str(step))
         hsgd.save_and_exit(lambda: saved.write_text(str(step + 1)))
-    if step == 20 and rank == size - 1 and not first and how != "clock":
-        signal = [] if how == "cancel" else ["-s", how]
-        subprocess.run(["scancel", *signal, os.environ["SLURM_JOB_ID"]])  # is signalled, too
-    time.sleep(0.3 if slow else 0.02)
+    job = os.environ["SLURM_JOB_ID"]
+    commands = {
+        "USR1": f"scancel -s USR1 {job}",
+        "batch": f"scancel --batch -s USR1 {job}",
+        "cancel": f"scancel {job}",
+        "urgent": "sbatch -p urgent -N2 --exclusive -o /dev/null --wrap true",
+    }
+    if step == 20 and rank == size - 1 and not first and how in commands:
+        subprocess.run(commands[how].split())  # is signalled, too
+    time.sleep(0.5 if slow else 0.02)
 print("done", rank, first, os.environ.get("SLURM_RESTART_COUNT"), flush=True)
 """
 
@@ -68,8 +74,11 @@ def submit(
 ) -> Path:
     """Submit a job that trains on three ranks; return the file of what it writes."""
     (folder / "train.py").write_text(TRAIN)
-    script = folder / "job.sh"
-    script.write_text(f"#!/bin/sh\n{launcher} {PYTHON} {folder}/train.py {front} {folder} {how}\n")
+    script, command = folder / "job.sh", f"{launcher} {PYTHON} {folder}/train.py {front} {folder}"
+    if how == "batch":  # as with --signal=B:USR1@60
+        script.write_text(f"#!/bin/sh\ntrap 'kill -USR1 $!' USR1\n{command} {how} &\nwait; wait\n")
+    else:
+        script.write_text(f"#!/bin/sh\n{command} {how}\n")
     words = ["sbatch", "--requeue", "-N2", "-n3", *options]
     slurm.run([*words, "-o", str(folder / "out"), str(script)])
     return folder / "out"
@@ -77,13 +86,20 @@ def submit(
 
 @pytest.mark.parametrize(
     ("front", "how", "launcher"),
-    [("hvd", "USR1", "srun"), ("ddp", "clock", "srun"), ("hvd", "USR1", ELASTIC)],
-    ids=["hvd-signal", "ddp-clock", "elastic-signal"],
+    [
+        ("hvd", "USR1", "srun"),
+        ("ddp", "clock", "srun"),
+        ("ddp", "limit", "srun"),
+        ("ddp", "urgent", "srun"),
+        ("hvd", "batch", ELASTIC),
+    ],
+    ids=["signal", "clock", "limit", "urgent", "elastic"],
 )
 def test_a_job_saves_is_requeued_and_goes_on(
     slurm: Slurm, tmp_path: Path, front: str, how: str, launcher: str
 ) -> None:
-    out = submit(slurm, tmp_path, front, how, "-t3", "--open-mode=append", launcher=launcher)
+    minutes = "-t1" if how == "limit" else "-t3"
+    out = submit(slurm, tmp_path, front, how, minutes, "--open-mode=append", launcher=launcher)
     until(out, lambda text: text.count("done") == 3)
     text = out.read_text()
     left = {(tmp_path / f"left-{rank}").read_text() for rank in range(3)}
