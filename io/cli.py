@@ -17,12 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hsgd.base.bytes_text import bytes_text
 from hsgd.errors import DataError, LaunchError
 from hsgd.jobs.environment.launched_once import launched_once
 
 from .convert.convert_to_slabs import convert_to_slabs
 from .convert.find_damage import find_damage
-from .convert.progress import Progress, bytes_text
+from .convert.progress import Progress
 from .convert.upload_slabs import check_target, upload_slabs
 from .dataset_summary import describe, document, table
 from .format.chunks import COMPRESSIONS

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from hsgd.base.bytes_text import bytes_text
+
 from .class_counts import ClassCounts, class_counts
-from .convert.progress import bytes_text
 from .format.data_map import DataMap
 from .format.packing_of import packing_text
 from .format.sample_groups import LEAST_GROUPS

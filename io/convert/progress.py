@@ -1,11 +1,13 @@
-"""A progress bar in bytes, and sizes as text, for the commands of the reader."""
+"""A progress bar in bytes for the commands of the reader."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 
-__all__ = ["Advance", "Progress", "bytes_text"]
+from hsgd.base.bytes_text import bytes_text
+
+__all__ = ["Advance", "Progress"]
 
 Advance = Callable[[int], object]  # called with the number of bytes done since the last call
 
@@ -33,13 +35,3 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
-
-
-def bytes_text(count: int) -> str:
-    """Return a size in the largest binary unit with a value of at least 1."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hsgd.base import built, elf, mpi_abi
+from hsgd.base.bytes_text import bytes_text
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError
 from hsgd.jobs.environment import launcher_variables
@@ -331,7 +332,7 @@ def _add_machine(report: Report) -> None:
         report.fact(
             "Machine",
             "memory limit",
-            f"{_bytes(limit)} (cgroup); shared segments count towards it",
+            f"{bytes_text(limit)} (cgroup); shared segments count towards it",
         )
     try:
         size = shutil.disk_usage(_SHM).total
@@ -340,15 +341,7 @@ def _add_machine(report: Report) -> None:
     remark = "hsgd does not use it"
     if size < _SMALL_SHM_BYTES:
         remark += "; MPI and data-loading workers do: with docker run, raise --shm-size"
-    report.fact("Machine", _SHM, f"{_bytes(size)}; {remark}")
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"
+    report.fact("Machine", _SHM, f"{bytes_text(size)}; {remark}")
 
 
 def _add_between_nodes(report: Report) -> None:
@@ -401,7 +394,7 @@ def _add_paths(report: Report, job: node_layout.JobTopology | None) -> None:
         "never": "after backward",
     }
     report.fact("Paths", "DistributedOptimizer", f"gradients travel {travel[config.overlap]}")
-    small = _bytes(config.min_bytes)
+    small = bytes_text(config.min_bytes)
     report.fact("Paths", f"below {small}", "MPI's own allreduce (interposer only)")
     ranks = max((len(node.ranks) for node in job.nodes), default=1) if job else 2
     found = probe.tuning(max(2, ranks))
@@ -412,18 +405,18 @@ def _add_paths(report: Report, job: node_layout.JobTopology | None) -> None:
         )
         return
     allreduce, oneshot, chunk, store, took_ms = found.line.split()
-    large = _bytes(int(allreduce))
+    large = bytes_text(int(allreduce))
     report.fact("Paths", f"up to {large}", "one-shot allreduce: each rank reads all local payloads")
     if oneshot != allreduce:
-        report.fact("Paths", f"up to {_bytes(int(oneshot))}", "one-shot: other collectives")
+        report.fact("Paths", f"up to {bytes_text(int(oneshot))}", "one-shot: other collectives")
     report.fact(
         "Paths",
         f"allreduces above {large}",
-        f"in chunks of {_bytes(int(chunk))}, {store} stores into shared memory",
+        f"in chunks of {bytes_text(int(chunk))}, {store} stores into shared memory",
     )
     report.fact("Paths", "Comm.empty arrays", f"allreduced in place, above {large}")
     step = config.wire_chunk_bytes
-    wire = f"pipelined with MPI in chunks of {_bytes(step)}" if step else "pipelined with MPI"
+    wire = f"pipelined with MPI in chunks of {bytes_text(step)}" if step else "pipelined with MPI"
     if config.wire_dtype != "none":
         wire += f", float32 as {config.wire_dtype}"
     report.fact("Paths", "several nodes", wire)

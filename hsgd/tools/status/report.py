@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from hsgd.base.bytes_text import bytes_text
 from hsgd.tools.status.looking import Row
 from hsgd.tools.status.waits import Group, Standing, call_words
 
@@ -17,7 +18,6 @@ _LOUD = {Standing.LATE, Standing.SILENT, Standing.STOPPED, Standing.ENDED}
 _COMMAND_LETTERS = 60
 _BRIEF_RANKS = 8
 _BRIEF_FINDINGS = 4
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def document(groups: Sequence[Group], host: str, refused: Sequence[str]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _call(row: Row) -> str:
     if row.state == "set-up":
         return "its set-up"
     if row.in_call or (row.state == "broken" and row.call):
-        return f"{call_words(row)}, {_size(row.bytes)}" if row.bytes else call_words(row)
+        return f"{call_words(row)}, {bytes_text(row.bytes)}" if row.bytes else call_words(row)
     return f"none, after {call_words(row)}" if row.call else "none yet"
 
 
@@ -130,13 +130,6 @@ def _waited_for(row: Row, standing: Standing) -> str:
     if row.waits_for is not None:
         return f"rank {row.waits_for}{since}"
     return f"node {row.waits_for_node}{since}" if row.waits_for_node is not None else ""
-
-
-def _size(count: int) -> str:
-    value, unit = float(count), 0
-    while value >= 1024 and unit + 1 < len(_UNITS):
-        value, unit = value / 1024, unit + 1
-    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{count} {_UNITS[0]}"
 
 
 def _columns(cells: list[list[str]]) -> list[str]:
