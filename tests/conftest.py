@@ -51,6 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put what takes long last, if there is a budget."""
+    if config.getoption("--budget") is not None:
+        items.sort(key=lambda item: item.get_closest_marker("long") is not None)
+
+
 def pytest_collection_finish() -> None:
     """Keeps what was imported, torch above all, out of each test's garbage collections."""
     gc.collect()
@@ -60,7 +66,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     budget_s = item.config.getoption("--budget")
     if budget_s is not None and time.monotonic() - _began > budget_s:
-        pytest.skip(f"left out: {budget_s:g} s are over; make test runs it")
+        pytest.skip(f"left out: {budget_s:g} s are over; make test or test-long runs it")
 
 
 @pytest.fixture(scope="module")
