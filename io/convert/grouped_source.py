@@ -13,7 +13,7 @@ from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunks import load_filters
-from ..format.fields import left_out_line, stored_name
+from ..format.fields import left_out_line, names_in, stored_name
 from ..format.open_map import supported_dtype
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.packing_of import packing_of
@@ -41,7 +41,6 @@ class GroupedSource(Source):
         self._path, self._home = path, groups.home
         self.files = [path]
         self._names: list[str] = []
-        self.left_out: dict[str, str] = {}
         self.unwritten: dict[str, str] = {}
         self.packing: dict[str, Any] = {}
         unused = dict.fromkeys(groups.others, "only some groups have it")
@@ -50,13 +49,15 @@ class GroupedSource(Source):
             self._columns = self._first_samples(file, groups, wanted, fields is None, unused)
             stored = StoredRows()
             home = file[self._home or "/"]
+            self.left_out = names_in(home)[1]
+            count = len(groups.names) + len(self.left_out)
             for name in groups.names:
                 self._add(hard_linked(home, name), name, stored)
         for column in self._columns.values():
             column.lengths = np.array(column.sizes, np.int64)
         self.num_samples = len(self._names)
         self.specs = tuple(column.spec() for column in self._columns.values())
-        self.left_out_are = f"{len(self.left_out)} of {len(groups.names)} groups"
+        self.left_out_are = f"{len(self.left_out)} of {count} groups"
         whole = f"{path}: each of {self.num_samples} groups, {self._place(self._names[0])} to "
         self.notes = [
             f"{whole}{self._place(self._names[-1])}, is read as one sample",

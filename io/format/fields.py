@@ -29,6 +29,7 @@ __all__ = [
     "inner_name",
     "left_out_line",
     "linked_file",
+    "names_in",
     "stored_name",
 ]
 
@@ -103,6 +104,14 @@ def choose_fields(
     return chosen, found.left_out if names is None else {}
 
 
+def names_in(group: h5py.Group) -> tuple[list[str], dict[str, str]]:
+    """Return the names in a group, sorted, and why others cannot be used."""
+    names = sorted(name for name in group if isinstance(name, str))
+    odd = sorted(name for name in group if isinstance(name, bytes))
+    shown = (name.decode("utf-8", "backslashreplace") for name in odd)
+    return names, dict.fromkeys(shown, "its name is not UTF-8; rename it")
+
+
 def linked_file(file: h5py.File, item: Any) -> Path | None:
     """Return the file to which an external link led; None if it is `file`."""
     h5py = import_h5py()
@@ -146,10 +155,8 @@ class _Walk:
     def visit(self, group: Any, prefix: str, above: frozenset[tuple[int, int]]) -> None:
         """Visit the items of a group; `above` are the groups that hold it."""
         own = self._identity(group)
-        names = sorted(name for name in group if isinstance(name, str))
-        for odd in group.keys() - {*names}:  # bytes
-            shown = odd.decode("utf-8", "backslashreplace")
-            self._found.left_out[f"{prefix}{shown}"] = "its name is not UTF-8; rename it"
+        names, unnamed = names_in(group)
+        self._found.left_out.update({f"{prefix}{name}": why for name, why in unnamed.items()})
         if own in self._met:
             self._again += len(names)
         self._met.add(own)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hsgd.errors import DataError
 
-from .fields import stored_name
+from .fields import names_in, stored_name
 from .slab_folder import LONGEST, import_h5py
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ def hard_linked(group: Any, path: str) -> Any:
 
 
 def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
-    if not all(isinstance(name, str) for name in home):  # bytes: a name that is not UTF-8
-        return None
-    names = sorted(home, key=_natural)
+    names = sorted(names_in(home)[0], key=_natural)
     if len(names) >= LEAST_GROUPS:
         step = len(names) / _LOOKED_AT
         some = [names[int(step * number)] for number in range(_LOOKED_AT)]
