@@ -159,10 +159,10 @@ class VlenSource(Source):
 
 
 def _vlen_spec(dataset: Any, path: Path, name: str) -> FieldSpec:
-    base = import_h5py().check_vlen_dtype(dataset.dtype)
-    if base is None:
+    if not _is_vlen(dataset):
         plain = supported_dtype(dataset, path, name).newbyteorder("=")
         return FieldSpec(name, dataset.shape[1:], plain)
+    base = import_h5py().check_vlen_dtype(dataset.dtype)
     dtype = np.dtype(base)
     if dtype.kind not in _KINDS or len(dataset.shape) != 1:
         raise DataError(
@@ -179,10 +179,12 @@ def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
     with examined(path) as file:
         wanted = None if fields is None else {name.strip("/") for name in fields}
         items = [file[n] for n in find_fields(file).shapes if wanted is None or n in wanted]
-        return any(
-            isinstance(item, h5py.Dataset) and h5py.check_vlen_dtype(item.dtype) is not None
-            for item in items
-        )
+        return any(isinstance(item, h5py.Dataset) and _is_vlen(item) for item in items)
+
+
+def _is_vlen(dataset: Any) -> bool:
+    """Return whether values have variable length; asks HDF5, since h5py lacks some dtypes."""
+    return bool(dataset.id.get_type().get_class() == import_h5py().h5t.VLEN)
 
 
 class NumpySource(Source):

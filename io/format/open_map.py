@@ -475,7 +475,7 @@ def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dt
     """Return the dtype of a dataset; raise DataError if it cannot become a tensor."""
     try:
         dtype: np.dtype[Any] = dataset.dtype
-    except TypeError as error:  # h5py has no dtype for some HDF5 types
+    except (TypeError, ValueError) as error:  # h5py has no dtype for some HDF5 types
         raise DataError(f"{path}: field {name!r}: {first_line(error)}; name other fields") from None
     if dtype.kind not in _KINDS:
         what = "a variable-length or text type" if dtype.kind in "OSU" else f"type {dtype}"

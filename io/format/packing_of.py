@@ -69,9 +69,13 @@ def _has(file: h5py.Group, place: bytes, name: str) -> bool:
 def _read(file: h5py.Group, place: bytes, name: str) -> Any:
     """Return a number or text, a list of numbers, or "set" for anything else."""
     attribute = import_h5py().h5a.open(file.id, name.encode(), obj_name=place)
-    if attribute.shape is None or attribute.dtype.kind not in "biufS":
+    try:
+        dtype = attribute.dtype
+    except (TypeError, ValueError):  # h5py has no dtype for some HDF5 types
         return "set"
-    values = np.empty(attribute.shape, attribute.dtype)
+    if attribute.shape is None or dtype.kind not in "biufS":
+        return "set"
+    values = np.empty(attribute.shape, dtype)
     attribute.read(values)
     if values.dtype.kind == "S":
         return b"".join(values.ravel().tolist()).decode("utf-8", "replace")

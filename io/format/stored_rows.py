@@ -108,7 +108,7 @@ class StoredRows:
                 for number in numbers:
                     source = create.get_virtual_dsetname(number).replace("%%", "%")
                     full, item = f"{file.filename}: {source}", self._source(file, source, where)
-                    gaps = self.gaps(item)  # before the shape is read
+                    gaps = self._source_gaps(item, where)  # before the shape is read
                     told += [f"of the source {full}, {gaps}"] if gaps else []
                     found[number] = full, item.shape or ()
         for number, (full, shape) in found.items():
@@ -122,6 +122,14 @@ class StoredRows:
             told.insert(0, f"{unmapped} of {math.prod(dataset.shape)} values have no source")
         more = f", and {len(told) - 1} more" if len(told) > 1 else ""
         return told[0] + more if told else ""
+
+    def _source_gaps(self, source: h5py.Dataset, where: str) -> str:
+        try:
+            return self.gaps(source)
+        except DataError as error:
+            if len(self._above) > 1 or str(error).startswith(where):
+                raise
+            raise DataError(f"{where}: {error}") from None
 
     def _source(self, file: h5py.File, name: str, where: str) -> h5py.Dataset:
         try:
