@@ -7,6 +7,7 @@ makes one and prints what it holds.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -188,7 +189,9 @@ def _map_sources(
         if fate == "short":
             _source(draw, folder, path.stem, (size[0] - 1, size[1]), of)
         elif way == "nested":
-            inner = _source(draw, folder, f"{path.stem}-inner", size, of)
+            inner = folder / f"{path.stem}-inner.h5"
+            if fate != "missing":
+                _source(draw, folder, inner.stem, size, of)
             between = h5py.VirtualLayout(size, of)
             between[...] = h5py.VirtualSource(inner, "s", size)
             with h5py.File(path, "w") as file:
@@ -250,6 +253,12 @@ def _add_attributes(draw: Draw, item: Any, made: RandomFile) -> None:
         "format_version": "1.0",
         "crc32c": np.arange(3, dtype="u4"),
     }
+    odd = draw.choice([h5py.h5t.UNIX_D32LE, h5py.h5t.IEEE_F128LE, h5py.h5t.STD_B16BE])
+    if draw.chance(0.1):
+        name = draw.choice([b"missing_value", b"odd"])
+        h5py.h5a.create(item.id, name, odd, h5py.h5s.create(h5py.h5s.SCALAR))
+        made.features.append(f"odd attribute {name!r} of {item.name!r}")
+        return
     for name in draw.sample(list(known), draw.randint(1, 3)):
         try:
             item.attrs[name] = known[name]
@@ -259,10 +268,12 @@ def _add_attributes(draw: Draw, item: Any, made: RandomFile) -> None:
 
 
 def _add_links(draw: Draw, file: Any, made: RandomFile, rows: int) -> None:
-    known = {each.name: each for each in made.fields}
-    for number in range(draw.choice([0, 0, 0, 1, 2])):
+    for number in range(draw.choice([0, 0, 0, 1, 2, 3])):
+        known = {each.name: each for each in made.fields}
         way = draw.choice(["soft", "hard", "external", "dangling", "group", "circle", "absent"])
         name = f"link{number}"
+        if way == "hard":
+            known = {name: each for name, each in known.items() if not each.lies_in}
         target = draw.choice([*known] or ["seen"])
         same = known.get(target, Field(name))
         if way == "soft":
@@ -286,8 +297,12 @@ def _add_links(draw: Draw, file: Any, made: RandomFile, rows: int) -> None:
             with h5py.File(other, "w") as elsewhere:
                 elsewhere["seen"] = np.arange(3)
                 inner = add_dataset(draw, elsewhere, "x", rows)
+                if draw.chance(0.3):
+                    elsewhere["y"] = h5py.SoftLink("x")
+                    elsewhere["z"] = h5py.ExternalLink(other.name, "y")
             shown = draw.choice([str(other), other.name])
-            file[name] = h5py.ExternalLink(shown, "/x")
+            with h5py.File(other, "r") as elsewhere:
+                file[name] = h5py.ExternalLink(shown, draw.choice(["/x", "x", *elsewhere]))
             inner = replace(inner, name=name, lies_in=f"{other}: /x")
             made.fields.append(inner)
         made.features.append(f"{name}: {way} link to {target!r}")
@@ -304,7 +319,8 @@ def _add_extras(draw: Draw, file: Any, made: RandomFile) -> None:
         made.features.append("dimension scale")
         for each in made.fields:
             if len(file[each.name].shape or ()) > 1 and file[each.name].shape[1] == 5:
-                file[each.name].dims[1].attach_scale(scale)
+                with contextlib.suppress(RuntimeError):  # virtual ones have none
+                    file[each.name].dims[1].attach_scale(scale)
     if draw.chance(0.1):
         _add_attributes(draw, file, made)
     if draw.chance(0.1):

@@ -72,3 +72,34 @@ def test_references_are_called_so(path: Path) -> None:
         file.create_dataset("x", (3,), h5py.ref_dtype)
     with pytest.raises(DataError, match="field 'x' has references"):
         read(path, fill_unwritten=True)
+
+
+@pytest.mark.parametrize("kind", [h5py.h5t.UNIX_D32LE, h5py.h5t.IEEE_F128LE])
+def test_types_that_numpy_lacks_are_refused_by_field(path: Path, kind: h5py.h5t.TypeID) -> None:
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(4)
+        h5py.h5d.create(file.id, b"odd", kind, h5py.h5s.create_simple((4,)))
+    with pytest.raises(DataError, match=r"field 'odd': .*; name other fields"):
+        read(path)
+    with pytest.raises(DataError, match=r"field 'odd': .*; name other fields"):
+        convert_to_slabs(path, path.parent / "slabs")
+
+
+def test_an_attribute_of_a_type_that_numpy_lacks_does_no_harm(path: Path) -> None:
+    write_hdf5(path, {"x": np.arange(4)})
+    with h5py.File(path, "r+") as file:
+        scalar = h5py.h5s.create(h5py.h5s.SCALAR)
+        h5py.h5a.create(file["x"].id, b"missing_value", h5py.h5t.UNIX_D32LE, scalar)
+    with pytest.warns(UserWarning, match="'x' is packed"):
+        assert read(path) == [0, 1, 2, 3]
+
+
+def test_a_source_without_its_own_source_is_named_with_the_file_that_is_read(path: Path) -> None:
+    inner, absent = path.parent / "inner.h5", path.parent / "absent.h5"
+    for place, source in ((inner, absent), (path, inner)):
+        layout = h5py.VirtualLayout((4,), "i4")
+        layout[:] = h5py.VirtualSource(source, "x", (4,))
+        with h5py.File(place, "w") as file:
+            file.create_virtual_dataset("x", layout)
+    with pytest.raises(DataError, match=rf"{path}: /x: {inner}: /x takes .* {absent}, .*missing"):
+        read(path)
