@@ -14,13 +14,13 @@ from hsgd.errors import DataError
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunks import load_filters
 from ..format.fields import left_out_line, names_in, stored_name
-from ..format.open_map import supported_dtype
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, ragged_of
 from ..format.sample_groups import SampleGroups, hard_linked
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import StoredRows
+from ..format.supported_dtype import supported_dtype
 from ..order.epoch_order import IntArray
 from .source import Source
 

@@ -21,13 +21,14 @@ from ..format.attributes import Attributes, read_attributes
 from ..format.chunk_bounds import check_stored_chunks
 from ..format.chunks import load_filters
 from ..format.fields import choose_fields, find_fields, linked_file
-from ..format.open_map import check_unique, open_map, supported_dtype
+from ..format.open_map import check_unique, open_map
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.sample_groups import find_sample_groups
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
 from ..format.stored_rows import StoredRows
+from ..format.supported_dtype import supported_dtype
 from ..order.epoch_order import IntArray
 from ..reading.claimed_memory import claimed_memory
 from ..reading.row_reader import RowReader

@@ -18,8 +18,7 @@ from hsgd.errors import DataError
 from ..remote.metadata_file import MetadataFile
 from ..remote.object_reader import ObjectMissing, ObjectReader, RemoteAccess
 from ..remote.urls import is_url, names_a_file, parent_url, url_of
-from .chunk_bounds import check_stored_chunks
-from .chunks import chunks_of, load_filters
+from .chunks import chunks_of
 from .data_map import DataMap, Extent, Offsets, SlabMap
 from .fields import choose_fields, inner_name, linked_file, stored_name
 from .index_checksum import check_index
@@ -31,7 +30,6 @@ from .opening import (
     UnknownFields,
     examined,
     examined_object,
-    first_line,
     identity_of,
 )
 from .packing_of import packing_of
@@ -51,6 +49,7 @@ from .slab_folder import (
     slab_name,
 )
 from .stored_rows import StoredRows
+from .supported_dtype import check_h5py_reads, is_stored_as_in_memory, supported_dtype
 
 if TYPE_CHECKING:
     import h5py
@@ -59,13 +58,11 @@ __all__ = [
     "check_unique",
     "open_map",
     "open_undamaged",
-    "supported_dtype",
 ]
 
 _CHUNKED = "chunked layout"
 _MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
 _MOST_MISSING = 1024  # and as many slabs as exist: more missing ones are refused at once
-_KINDS = "biufc"  # bool, integers, floats, complex: these become tensors
 
 
 def open_map(
@@ -375,7 +372,7 @@ def _map_file(
             found = chunks_of(dataset, size)
             refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
         if refusal:
-            _check_h5py_reads(dataset, refusal, path, name)
+            check_h5py_reads(dataset, refusal, path, name)
         offsets = _map_offsets(file, stored, path, checksum_rows, size) if ragged else None
         if offsets is not None:
             if mapped is None and not dtype.isnative:
@@ -406,17 +403,6 @@ def _check_ragged(dataset: h5py.Dataset, refusal: str, path: Path | str, name: s
         raise DataError(
             f"{path}: ragged field {name!r}: {refusal}; change that, or restore this file"
         )
-
-
-def _check_h5py_reads(dataset: h5py.Dataset, refusal: str, path: Path | str, name: str) -> None:
-    if isinstance(path, str):
-        raise DataError(
-            f"{path}: field {name!r}: {refusal}, which only h5py reads, and only from files; "
-            "convert it with hsgd data convert, copy it, or name other fields"
-        )
-    check_stored_chunks(dataset)
-    if missing := load_filters(dataset):
-        raise DataError(f"{path}: field {name!r}: {missing}")
 
 
 def _check_claim(
@@ -471,24 +457,6 @@ def _read_checksums(dataset: h5py.Dataset, path: Path | str, samples: int, rows:
     return found.tobytes()
 
 
-def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dtype[Any]:
-    """Return the dtype of a dataset; raise DataError if it cannot become a tensor."""
-    try:
-        dtype: np.dtype[Any] = dataset.dtype
-    except (TypeError, ValueError) as error:  # h5py has no dtype for some HDF5 types
-        raise DataError(f"{path}: field {name!r}: {first_line(error)}; name other fields") from None
-    if dtype.kind not in _KINDS:
-        what = "a variable-length or text type" if dtype.kind in "OSU" else f"type {dtype}"
-        if import_h5py().check_ref_dtype(dtype) is not None:
-            what = "references"
-        raise DataError(
-            f"{path}: field {name!r} has {what}; only numbers and bool can be read, "
-            "name the fields to use"
-        )
-    plain: np.dtype[Any] = np.dtype(dtype.str)  # without h5py's metadata on enumerations
-    return plain
-
-
 def _bypass_refusal(
     file: h5py.File, dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path | str
 ) -> str:
@@ -511,8 +479,7 @@ def _bypass_refusal(
         return f"user block of {file.userblock_size} bytes"
     if create.get_external_count():
         return "external files"
-    exact = h5py.h5t.py_create(dtype, logical=True) == dataset.id.get_type()
-    if dtype.kind == "c" or dtype.itemsize > 8 or not exact:
+    if not is_stored_as_in_memory(dataset, dtype):
         return f"{dtype} is stored in a form of its own"
     if dataset.shape[0] and not dataset.size:
         return ""  # rows without bytes

@@ -26,7 +26,6 @@ LONG_FILES = {
     "hsgd/csrc/network/tcp_window/rma.cpp",
     "hsgd/optim/gossip/pair_averaging.py",
     "hsgd/optim/notified_tree/notified_tree_optimizer.py",
-    "io/format/open_map.py",
 }
 MOST_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
