@@ -313,7 +313,8 @@ def _plain_gaps(dataset: h5py.Dataset, create: Any) -> str:
     if not dataset.shape or not math.prod(dataset.shape):
         return ""
     if dataset.chunks is None:
-        if create.get_layout() != h5d.CONTIGUOUS or dataset.id.get_offset() is not None:
+        # Its offset is a number in files with a user block, also if nothing was allocated.
+        if create.get_layout() != h5d.CONTIGUOUS or dataset.id.get_storage_size():
             return ""
         return f"none of {dataset.shape[0]} rows was ever written"
     chunks = dataset.chunks

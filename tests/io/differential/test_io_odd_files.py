@@ -67,6 +67,13 @@ def test_chunks_that_two_filters_compressed_are_read(path: Path) -> None:
     assert read(path) == list(range(99))
 
 
+def test_rows_that_were_never_written_behind_a_user_block_are_refused(path: Path) -> None:
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file.create_dataset("x", (3,), "i4")
+    with pytest.raises(DataError, match="none of 3 rows was ever written"):
+        read(path)
+
+
 def test_references_are_called_so(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (3,), h5py.ref_dtype)
