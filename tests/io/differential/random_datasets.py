@@ -376,13 +376,13 @@ def _write_chunks(draw: Draw, dataset: Any, made: Field, dtype: Any) -> None:
         made.features.append(f"chunk {at} by mask {mask:b}")
 
 
-def add_external(draw: Draw, file: Any, folder: Any, name: str, rows: int) -> Field:
+def add_external(draw: Draw, file: Any, name: str, rows: int) -> Field:
     """Write a dataset whose rows lie in files of their own."""
     dtype, shape = np.dtype(draw.choice(_PLAIN)), (rows, draw.randint(1, 4))
     left, parts = math.prod(shape) * dtype.itemsize, []
     made = Field(name, [f"{dtype}", f"{shape}"])
     for number in range(draw.randint(1, 3)):
-        place = folder / f"{len(name)}-{name.encode().hex()[:40]}-{number}.raw"
+        place = Path(file.filename).parent / f"{len(name)}-{name.encode().hex()[:40]}-{number}.raw"
         nbytes = draw.randint(0, left) if number < 2 else left
         parts.append((str(place), draw.choice([0, 16]), nbytes or 1))
         left -= min(left, nbytes or 1)

@@ -16,7 +16,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from random_datasets import Draw, Field, add_dataset, add_external, create_by_type, values_of
+from random_datasets import Draw, Field, add_dataset, add_external
+from random_virtual import LIBVERS, add_virtual
 
 __all__ = ["RandomFile", "random_file"]
 
@@ -34,7 +35,6 @@ _NAMES += [
     "x" * 300,
 ]
 _NAMES += ["\U0001f600", "a,b", "e\u0301", "[0]", "..", "\\n", "values", "offsets"]
-_LIBVERS = ["earliest", "latest", "v108", "v110", "v112", "v114", ("earliest", "v110")]
 _STRATEGIES = [None, None, "page", "fsm", "aggregate", "none"]
 
 
@@ -79,11 +79,17 @@ def random_file(seed: int, folder: Path) -> RandomFile:
     if options.get("userblock_size") and draw.chance(0.7):
         with open(made.path, "r+b") as stream:
             stream.write(draw.numbers.bytes(options["userblock_size"]))
+    if draw.chance(0.1):
+        shown = folder / "shown" / "b.h5"
+        shown.parent.mkdir()
+        shown.symlink_to(made.path)
+        made.path = shown
+        made.features.append("read through a symbolic link")
     return made
 
 
 def _file_options(draw: Draw, made: RandomFile) -> dict[str, Any]:
-    options: dict[str, Any] = {"libver": draw.choice(_LIBVERS)}
+    options: dict[str, Any] = {"libver": draw.choice(LIBVERS)}
     if draw.chance(0.15):
         options["userblock_size"] = draw.choice([512, 1024, 4096])
     strategy = draw.choice(_STRATEGIES)
@@ -113,9 +119,9 @@ def _add_one(draw: Draw, file: Any, made: RandomFile, name: str, rows: int) -> N
     if kind == "plain":
         made.fields.append(add_dataset(draw, file, name, rows))
     elif kind == "virtual":
-        made.fields.append(_add_virtual(draw, file, made.path.parent, name, rows))
+        made.fields.append(add_virtual(draw, file, name, rows))
     elif kind == "external":
-        made.fields.append(add_external(draw, file, made.path.parent, name, rows))
+        made.fields.append(add_external(draw, file, name, rows))
     else:
         what = draw.choice([5, "text", h5py.Empty("f4"), np.float64(2), np.dtype("<i4")])
         file[name] = what
@@ -123,115 +129,6 @@ def _add_one(draw: Draw, file: Any, made: RandomFile, name: str, rows: int) -> N
         return
     if draw.chance(0.3):
         _add_attributes(draw, file[name], made)
-
-
-def _source(draw: Draw, folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Write the source of a virtual dataset; return its path."""
-    path = folder / f"{name}.h5"
-    with h5py.File(path, "a", libver=draw.choice(_LIBVERS[:5])) as file:
-        options = {}
-        if draw.chance(0.4) and all(shape):
-            options = {"chunks": tuple(draw.randint(1, n) for n in shape)}
-            options |= {"compression": draw.choice([None, "gzip", "lzf"])}
-            options["maxshape"] = draw.choice([None, (None, *shape[1:])])
-        file.create_dataset("s", data=values_of(draw, np.dtype(dtype), shape), **options)
-    return path
-
-
-def _add_virtual(draw: Draw, file: Any, folder: Path, name: str, rows: int) -> Field:
-    """Write a virtual dataset of two columns at least, over files beside it or this file."""
-    width, dtype = draw.randint(2, 4), draw.choice(["<i4", "<f8", ">i2", "u1"])
-    way = draw.choice(["rows", "rows", "stride", "columns", "nested", "printf", "endless", "own"])
-    made = Field(name, [f"virtual {way}", f"{dtype}", f"{(rows, width)}"])
-    stem = f"source-{len(name)}-{name.encode().hex()[:40]}"
-    layout = h5py.VirtualLayout((rows, width), dtype)
-    of = draw.choice([dtype, dtype, "<i8", "<f4"])
-    if way == "own":
-        own = file.create_dataset(stem, data=values_of(draw, np.dtype(of), (rows, width)))
-        layout[...] = h5py.VirtualSource(own)
-    elif way == "printf":
-        for number in range(2):
-            _source(draw, folder, f"{stem}{number}", (max(1, rows // 2), width), of)
-        _add_printf(file, name, f"{stem}%b.h5", max(1, rows // 2), width, dtype)
-        made.reasons.append("names its sources by a pattern")
-        return made
-    elif way == "endless" and rows:
-        _add_endless(draw, file, folder, made, stem, (rows, width), dtype, of)
-        return made
-    else:
-        _map_sources(draw, layout, folder, made, stem, way, (rows, width), of)
-    file.create_virtual_dataset(name, layout, fillvalue=draw.choice([None, 3]))
-    made.reasons.append("have no source|takes rows from")
-    return made
-
-
-def _map_sources(
-    draw: Draw, layout: Any, folder: Path, made: Field, stem: str, way: str, shape: Any, of: Any
-) -> None:
-    rows, width = shape
-    count = draw.randint(1, min(3, max(1, rows)))
-    for number in range(count):
-        low, high = number * rows // count, (number + 1) * rows // count
-        part: Any = np.s_[low:high]
-        size = (high - low, width)
-        if way == "stride":
-            part, size = np.s_[number::count], (len(range(number, rows, count)), width)
-        elif way == "columns":
-            left, right = number * width // count, (number + 1) * width // count
-            part, size = np.s_[:, left:right], (rows, right - left)
-        fate = draw.choice(["whole"] * 9 + ["unmapped", "missing", "short", "no dataset"])
-        if fate != "whole":
-            made.features.append(f"source {number} {fate}")
-            made.has_gaps |= all(size)
-        if fate == "unmapped" or not all(size):
-            continue
-        path = folder / f"{stem}-{number}.h5"
-        if fate == "short":
-            _source(draw, folder, path.stem, (size[0] - 1, size[1]), of)
-        elif way == "nested":
-            inner = folder / f"{path.stem}-inner.h5"
-            if fate != "missing":
-                _source(draw, folder, inner.stem, size, of)
-            between = h5py.VirtualLayout(size, of)
-            between[...] = h5py.VirtualSource(inner, "s", size)
-            with h5py.File(path, "w") as file:
-                file.create_virtual_dataset("s", between)
-        elif fate != "missing":
-            _source(draw, folder, path.stem, size, of)
-        inside = "s" if fate != "no dataset" else "t"
-        shown = draw.choice([str(path), path.name])
-        layout[part] = h5py.VirtualSource(shown, inside, size, of)
-
-
-def _add_printf(file: Any, name: str, pattern: str, step: int, width: int, dtype: Any) -> None:
-    endless = h5py.h5s.UNLIMITED
-    space = h5py.h5s.create_simple((0, width), (endless, width))
-    space.select_hyperslab((0, 0), (endless, 1), (step, width), (step, width))
-    source = h5py.h5s.create_simple((step, width))
-    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    create.set_virtual(space, pattern.encode(), b"s", source)
-    create_by_type(file, name, h5py.h5t.py_create(np.dtype(dtype)), space, create)
-
-
-def _add_endless(
-    draw: Draw, file: Any, folder: Path, made: Field, stem: str, shape: Any, dtype: Any, of: Any
-) -> None:
-    """Map an unlimited source to an unlimited virtual dataset."""
-    rows, width = shape
-    path = folder / f"{stem}.h5"
-    with h5py.File(path, "w") as other:
-        chunks = (draw.randint(1, rows), width)
-        values = values_of(draw, np.dtype(of), shape)
-        other.create_dataset("s", data=values, maxshape=(None, width), chunks=chunks)
-    endless = h5py.h5s.UNLIMITED
-    spaces = []
-    for _ in range(2):
-        space = h5py.h5s.create_simple(shape, (endless, width))
-        space.select_hyperslab((0, 0), (1, 1), None, (endless, width))
-        spaces.append(space)
-    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    create.set_virtual(spaces[0], str(path).encode(), b"s", spaces[1])
-    create_by_type(file, made.name, h5py.h5t.py_create(np.dtype(dtype)), spaces[0], create)
 
 
 def _add_attributes(draw: Draw, item: Any, made: RandomFile) -> None:
@@ -293,17 +190,20 @@ def _add_links(draw: Draw, file: Any, made: RandomFile, rows: int) -> None:
             group["z"] = np.arange(rows)
             file[f"{name}/soft"] = h5py.SoftLink("real")
         else:
-            other = made.path.parent / f"other{number}.h5"
+            home = made.path.parent
+            other = draw.choice([home, home / "below"]) / f"other{number}.h5"
+            other.parent.mkdir(exist_ok=True)
             with h5py.File(other, "w") as elsewhere:
                 elsewhere["seen"] = np.arange(3)
-                inner = add_dataset(draw, elsewhere, "x", rows)
+                kinds = [add_dataset, add_dataset, add_external, add_virtual]
+                inner = draw.choice(kinds)(draw, elsewhere, "x", rows)
                 if draw.chance(0.3):
                     elsewhere["y"] = h5py.SoftLink("x")
                     elsewhere["z"] = h5py.ExternalLink(other.name, "y")
-            shown = draw.choice([str(other), other.name])
+            shown = draw.choice([str(other), str(other.relative_to(home))])
             with h5py.File(other, "r") as elsewhere:
                 file[name] = h5py.ExternalLink(shown, draw.choice(["/x", "x", *elsewhere]))
-            inner = replace(inner, name=name, lies_in=f"{other}: /x")
+            inner = replace(inner, name=name, lies_in=f"{other}: /")
             made.fields.append(inner)
         made.features.append(f"{name}: {way} link to {target!r}")
 
