@@ -47,6 +47,7 @@ def describe(data: DataMap) -> str:
     lines = [data.path, f"  {kind}", *table(rows)]
     for name, classes in class_counts(data).items():
         lines += _class_table(name, classes)
+    lines += [f"  layout: {data.note}"] if data.note else []
     lines += [f"  no field: {name} ({why})" for name, why in data.left_out.items()]
     lines += [
         f"  packed: {name} ({packing_text(values)}), read as stored"
@@ -83,6 +84,7 @@ def document(data: DataMap) -> dict[str, object]:
         "bytes": data.nbytes,
         "samples_of_files": data.slab_counts,
         "fields": fields,
+        "layout": data.note,
         "left_out": dict(data.left_out),
         "unwritten": data.unwritten(),
         "packing": {name: dict(values) for name, values in data.packing.items()},

@@ -207,6 +207,8 @@ class PartitionedLoader(Closing):
         check_policy(self._on_error, self._comm, self._here.world_size, kept)
         line = left_out_line(data.path, "no fields, so", data.left_out)
         lines = [f"{line}; name the fields to use with fields="] if line else []
+        if data.note:
+            lines.append(f"{data.path}: {data.note}; name its fields with fields= to confirm it")
         lines += unwritten_lines(
             data.unwritten().values(),
             accepted=self._options.fill_unwritten,

@@ -48,6 +48,8 @@ def check_mappable(data: DataMap, shuffle: str, on_error: str) -> None:
         elif extent.refusal or not extent.stored_dtype.isnative:
             kind = extent.refusal or "of another byte order"
             reason = reason or f"field {spec.name!r} of {slab.path} cannot be ({kind})"
+        elif extent.positions:
+            reason = reason or f"samples of {slab.path} lie apart"
         elif extent.offset % spec.dtype.alignment:
             reason = reason or f"field {spec.name!r} of {slab.path} begins at an odd address"
     if reason:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hsgd.errors import DataError
 
 from ..cache.node_cache import NodeCache
-from ..format.data_map import DataMap
+from ..format.data_map import DataMap, Extent
 from ..format.ragged import offsets_of
 from ..format.slab_folder import OFFSETS
 from ..order.epoch_order import EpochOrder, IntArray, Range, Share, StreamPiece
@@ -24,6 +24,7 @@ from ..reading.row_reader import ReadStats, RowReader
 from ..reading.slab_files import SECTOR_BYTES, SlabFiles
 from ..remote.object_reader import ObjectReader
 from .ragged_placer import PlacedRows, RaggedPlacer
+from .scattered_rows import ScatteredRows
 
 __all__ = ["PieceReads", "ReadPlan", "Scheduler", "SlowRead", "staging_bytes"]
 
@@ -165,6 +166,11 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
     return max(least, longest + 2 * SECTOR_BYTES)
 
 
+def _offset(extent: Extent) -> int:
+    """Return the byte offset of a field; -1 if libhsgd_io cannot read it."""
+    return extent.offset if not extent.refusal and extent.stored_dtype.isnative else -1
+
+
 class Scheduler:
     """Planner of the reads of pieces; `stats` counts what planning itself reads."""
 
@@ -183,22 +189,14 @@ class Scheduler:
         self._stops = self._starts + np.array([slab.count for slab in slabs], np.int64)
         self._fields = [spec for spec in plan.data.fields if spec.row_bytes]
         self._is_remote = remote = plan.data.access is not None
-        # Byte offsets by slab and field; -1 if libhsgd_io cannot read it.
-        self._offsets = np.array(
-            [
-                [
-                    -1
-                    if remote or extent.refusal or not extent.stored_dtype.isnative
-                    else extent.offset
-                    for extent in (slab.extents[spec.name] for spec in self._fields)
-                ]
-                for slab in slabs
-            ],
-            np.int64,
-        ).reshape(len(slabs), len(self._fields))
+        places = [[_offset(slab.extents[spec.name]) for spec in self._fields] for slab in slabs]
+        self._offsets = np.array(places, np.int64).reshape(len(slabs), len(self._fields))
+        if remote:
+            self._offsets.fill(-1)
         self._gathered = np.array(
             [[slab.extents[spec.name].gathered for spec in self._fields] for slab in slabs], bool
         ).reshape(self._offsets.shape)
+        self._scattered = ScatteredRows(slabs, self._fields, self._offsets >= 0, field_offsets)
         # Addresses in the node's memory by slab and field; constant during an iteration.
         self._memory = np.zeros(self._offsets.shape, np.uint64)
         if plan.cache is not None:
@@ -234,8 +232,8 @@ class Scheduler:
 
     def reads(self, piece: StreamPiece, skip: int, bases: Addresses) -> PieceReads:
         """Plan the reads of a piece for batches at `bases`; the first had `skip` samples before."""
-        if self._plan.verify:
-            piece = self._whole_blocks(piece)
+        piece = self._whole_blocks(piece) if self._plan.verify else piece
+        piece = self._scattered.one_by_one(piece)
         portions = self._portions(piece)
         slab_of = portions.slab_of
         to_rows = self._batch_rows(piece, skip)
@@ -245,7 +243,7 @@ class Scheduler:
             )
             for column, spec in enumerate(self._fields)
             if spec.ragged
-        }
+        } | self._scattered.place(piece, to_rows, bases)
         present = sorted(set(slab_of.tolist()))
         opened, failures = self._open([slab for slab in present if slab not in self._without_file])
         tasks, nbytes = self._tasks(portions, to_rows, bases, placed, opened)

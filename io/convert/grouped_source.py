@@ -49,7 +49,7 @@ class GroupedSource(Source):
             self._columns = self._first_samples(file, groups, wanted, fields is None, unused)
             stored = StoredRows()
             home = file[self._home or "/"]
-            self.left_out = names_in(home)[1]
+            self.left_out: dict[str, str] = names_in(home)[1]
             count = len(groups.names) + len(self.left_out)
             for name in groups.names:
                 self._add(hard_linked(home, name), name, stored)

@@ -76,9 +76,12 @@ def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]
 
 
 def class_names_of(path: str | os.PathLike[str], fields: Iterable[str]) -> dict[str, list[str]]:
-    """Return class_names() of several fields, without fields that have none."""
+    """Return class_names() of several fields, without fields that have none.
+
+    A field whose arrays lie in groups, one for each sample, has none.
+    """
     with _index_of(path) as file:
-        found = {field: _names_at(file, field) for field in fields}
+        found = {field: _names_at(file, field) for field in fields if field in file}
     return {field: names for field, names in found.items() if names}
 
 

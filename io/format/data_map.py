@@ -35,7 +35,8 @@ class Offsets:
 class Extent:
     """Place of the rows of one field, or of the elements of a ragged field, in one file."""
 
-    offset: int  # byte position of row 0; -1 for h5py, for `chunks`, and if `gathered`
+    offset: int  # byte position of row 0; -1 for h5py, for `chunks`, and if `gathered`; 0 with
+    # `positions`
     stored_dtype: np.dtype[Any]  # with the byte order of the file
     chunk_rows: int  # of one HDF5 chunk
     chunk_bytes: int  # of one HDF5 chunk
@@ -46,6 +47,8 @@ class Extent:
     linked: tuple[str, Identity] | None = None  # external file with the rows, and its identity
     gathered: bool = False  # rows are windows made of several parts (packed_map.py)
     unwritten: str = ""  # which rows were never written: HDF5 gives fill values
+    positions: bytes = b""  # int64, byte position of each row, if rows lie apart
+    places: tuple[str, ...] = ()  # of rows that h5py reads one by one: their groups in the file
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class DataMap:
         group: field names are those inside this group of the files; "" is the whole file.
         access: how data behind a URL is read; None for files.
         packing: by field, attributes of fields whose stored values stand for others.
+        note: how the layout of the file was understood, if the caller did not say it.
     """
 
     path: str
@@ -82,6 +86,7 @@ class DataMap:
     group: str = ""
     access: RemoteAccess | None = None
     packing: Packing = field(default_factory=dict)
+    note: str = ""
 
     @property
     def row_bytes(self) -> int:

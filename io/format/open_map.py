@@ -33,7 +33,8 @@ from .opening import (
     identity_of,
 )
 from .packing_of import packing_of
-from .sample_groups import refuse_sample_groups
+from .sample_group_map import map_sample_groups
+from .sample_groups import find_sample_groups
 from .slab_folder import (
     CHECKSUMS,
     INDEX_NAME,
@@ -49,7 +50,7 @@ from .slab_folder import (
     slab_name,
 )
 from .stored_rows import StoredRows
-from .supported_dtype import check_h5py_reads, is_stored_as_in_memory, supported_dtype
+from .supported_dtype import check_claim, check_h5py_reads, is_stored_as_in_memory, supported_dtype
 
 if TYPE_CHECKING:
     import h5py
@@ -61,7 +62,6 @@ __all__ = [
 ]
 
 _CHUNKED = "chunked layout"
-_MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
 _MOST_MISSING = 1024  # and as many slabs as exist: more missing ones are refused at once
 
 
@@ -141,7 +141,9 @@ def _map_single(
     if header is not None and not header.sealed:
         raise DataError(f"{path}: not sealed (writing was cut off); convert again")
     if header is None:
-        refuse_sample_groups(file, path, names, group)
+        groups = find_sample_groups(file, group)
+        if groups is not None and groups.are_meant(names):
+            return map_sample_groups(file, path, identity, groups, names, group)
     chosen, left_out = choose_fields(file, path, names, group)
     specs, slab = _map_file(file, path, identity, 0, chosen, group=group)
     return DataMap(
@@ -362,7 +364,7 @@ def _map_file(
         other = linked_file(file, dataset)
         linked = None if other is None else (str(other), identity_of(other.stat()))
         file_bytes = size if linked is None else linked[1][0]
-        _check_claim(dataset, dtype, file_bytes, path)
+        check_claim(dataset, dtype, file_bytes, path)
         home = file if other is None else dataset.file
         refusal = _bypass_refusal(home, dataset, dtype, file_bytes, other or path)
         mapped = None
@@ -402,20 +404,6 @@ def _check_ragged(dataset: h5py.Dataset, refusal: str, path: Path | str, name: s
     if refusal and dataset.size:
         raise DataError(
             f"{path}: ragged field {name!r}: {refusal}; change that, or restore this file"
-        )
-
-
-def _check_claim(
-    dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path | str
-) -> None:
-    """Raise DataError for a shape that no file of this size can have: memory is planned by it."""
-    nbytes = dataset.shape[0] * max(1, math.prod(dataset.shape[1:]) * dtype.itemsize)
-    create = dataset.id.get_create_plist()
-    elsewhere = dataset.is_virtual or create.get_external_count()
-    if nbytes > _MOST_BYTES or (nbytes > max(1 << 40, file_bytes << 20) and not elsewhere):
-        raise DataError(
-            f"{path}: {dataset.name} claims the shape {dataset.shape}, {nbytes} bytes, in a file "
-            f"of {file_bytes}; restore this file"
         )
 
 

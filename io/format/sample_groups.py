@@ -10,10 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from hsgd.errors import DataError
 
 from .fields import names_in, stored_name
 from .slab_folder import LONGEST, import_h5py
@@ -26,7 +23,6 @@ __all__ = [
     "SampleGroups",
     "find_sample_groups",
     "hard_linked",
-    "refuse_sample_groups",
 ]
 
 LEAST_GROUPS = 16  # fewer groups are parts of one table, such as train and test, or cameras
@@ -55,20 +51,6 @@ def find_sample_groups(file: h5py.File, group: str = "") -> SampleGroups | None:
     """Find groups of samples in a file, or in one of its groups; None if there are none."""
     home = hard_linked(file["/"], group) if group else file["/"]
     return _search(home, group, 0) if isinstance(home, import_h5py().Group) else None
-
-
-def refuse_sample_groups(
-    file: h5py.File, path: Path | str, wanted: Sequence[str] | None, group: str
-) -> None:
-    """Raise DataError if samples are groups and `wanted` does not name datasets of the file."""
-    found = find_sample_groups(file, group)
-    if found is not None and found.are_meant(wanted):
-        first, last = (stored_name(found.home, found.names[at]) for at in (0, -1))
-        raise DataError(
-            f"{path}: has a group for each sample ({first} to {last}, {len(found.names)} groups "
-            f"with {', '.join(found.fields)}); make a slab folder of it: hsgd data convert {path} "
-            f'DST, or, if they are fields, name them: fields=["{first}/{found.fields[0]}", ...]'
-        )
 
 
 def hard_linked(group: Any, path: str) -> Any:

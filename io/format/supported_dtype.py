@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,20 @@ from .slab_folder import import_h5py
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["check_h5py_reads", "is_stored_as_in_memory", "supported_dtype"]
+__all__ = [
+    "UnsupportedType",
+    "check_claim",
+    "check_h5py_reads",
+    "is_stored_as_in_memory",
+    "supported_dtype",
+]
 
 _KINDS = "biufc"  # bool, integers, floats, complex: these become tensors
+_MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
+
+
+class UnsupportedType(DataError):
+    """The type of a dataset is none of numbers or bool."""
 
 
 def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dtype[Any]:
@@ -27,12 +39,14 @@ def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dt
     try:
         dtype: np.dtype[Any] = dataset.dtype
     except (TypeError, ValueError) as error:  # h5py has no dtype for some HDF5 types
-        raise DataError(f"{path}: field {name!r}: {first_line(error)}; name other fields") from None
+        raise UnsupportedType(
+            f"{path}: field {name!r}: {first_line(error)}; name other fields"
+        ) from None
     if dtype.kind not in _KINDS:
         what = "a variable-length or text type" if dtype.kind in "OSU" else f"type {dtype}"
         if import_h5py().check_ref_dtype(dtype) is not None:
             what = "references"
-        raise DataError(
+        raise UnsupportedType(
             f"{path}: field {name!r} has {what}; only numbers and bool can be read, "
             "name the fields to use"
         )
@@ -59,3 +73,18 @@ def check_h5py_reads(dataset: h5py.Dataset, refusal: str, path: Path | str, name
     check_stored_chunks(dataset)
     if missing := load_filters(dataset):
         raise DataError(f"{path}: field {name!r}: {missing}")
+
+
+def check_claim(
+    dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path | str
+) -> None:
+    """Raise DataError for a shape that no file of this size can have: memory is planned by it."""
+    rows, *row = dataset.shape or (1,)
+    nbytes = rows * max(1, math.prod(row) * dtype.itemsize)
+    create = dataset.id.get_create_plist()
+    elsewhere = dataset.is_virtual or create.get_external_count()
+    if nbytes > _MOST_BYTES or (nbytes > max(1 << 40, file_bytes << 20) and not elsewhere):
+        raise DataError(
+            f"{path}: {dataset.name} claims the shape {dataset.shape}, {nbytes} bytes, in a file "
+            f"of {file_bytes}; restore this file"
+        )

@@ -117,6 +117,10 @@ class RowReader(Closing):
                 self.stats.bytes_read -= part.nbytes  # read_stream() counts them, and so do we
             elif extent.refusal:
                 self._read_h5py(number, name, row, part)
+            elif extent.positions:
+                positions = np.frombuffer(extent.positions, np.int64)[row : row + rows]
+                for at, position in enumerate(positions.tolist()):
+                    self._read_direct(number, extent, position, part[at : at + 1])
             elif extent.chunks is not None:
                 self._read_chunks(number, name, row, part)
             else:
@@ -394,8 +398,13 @@ class RowReader(Closing):
             if (linked := slab.extents[name].linked) is not None:
                 _check_file(*linked)
             stored = out.view(slab.extents[name].stored_dtype)  # HDF5 does not swap bit fields
-            item = file[stored_name(self.data.group, name)]
-            item.read_direct(stored, np.s_[row : row + len(out)])
+            if places := slab.extents[name].places:
+                for at, place in enumerate(places[row : row + len(out)]):
+                    item = file[f"{place}/{name}"]
+                    item.read_direct(stored[at : at + 1].reshape(item.shape))
+            else:
+                item = file[stored_name(self.data.group, name)]
+                item.read_direct(stored, np.s_[row : row + len(out)])
             if stored.dtype != out.dtype:
                 out.byteswap(inplace=True)
         except DataError:
@@ -420,7 +429,8 @@ class RowReader(Closing):
         for name, extent in slab.extents.items():
             if extent.refusal and extent.offsets is None:
                 # Another process may have examined the file.
-                load_filters(file[stored_name(self.data.group, name)])
+                home = extent.places[0] if extent.places else self.data.group
+                load_filters(file[stored_name(home, name)])
         return file
 
     def _abandon(self) -> None:

@@ -1,0 +1,271 @@
+"""map_sample_groups: makes a DataMap of a file with a group for each sample.
+
+The arrays of a field lie apart, one in each group. If all are contiguous, or one chunk each, the
+map has the place of each; otherwise h5py reads them, by their names.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hsgd.errors import DataError
+
+from .chunks import Chunks, chunks_of
+from .data_map import DataMap, Extent, SlabMap
+from .fields import names_in, stored_name
+from .opening import Identity
+from .packing_of import packing_of
+from .sample_groups import SampleGroups
+from .slab_folder import FieldSpec, import_h5py
+from .stored_rows import StoredRows
+from .supported_dtype import (
+    UnsupportedType,
+    check_claim,
+    check_h5py_reads,
+    is_stored_as_in_memory,
+    supported_dtype,
+)
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["map_sample_groups"]
+
+_APART = "its arrays are not all contiguous, or all one chunk with the same filters"
+
+
+def map_sample_groups(
+    file: h5py.File,
+    path: Path | str,
+    identity: Identity,
+    groups: SampleGroups,
+    names: Sequence[str] | None,
+    group: str,
+) -> DataMap:
+    """Examine the groups of an open file; each is a sample, in the order of their numbers.
+
+    Groups without one of the fields are left out. Only hard links are followed.
+
+    Args:
+        file: it, open.
+        path: its path or URL, for messages and the map.
+        identity: of the file.
+        groups: what find_sample_groups() found in it.
+        names: of fields inside the groups; None for those that most groups have.
+        group: the group that was asked for, "" for the whole file.
+
+    Raises:
+        DataError: the arrays of a field differ in type, shape or packing, or cannot be read.
+    """
+    home = file[groups.home or "/"]
+    left_out = names_in(home)[1]
+    left_out |= {name: "only some groups have it" for name in groups.others if names is None}
+    columns = []
+    for name in groups.fields if names is None else names:
+        column = _Column(name.strip("/"), file, path, identity[0])
+        try:
+            column.begin(next(filter(None, (_find(home.id, one, column) for one in groups.names))))
+        except UnsupportedType:
+            if names is not None:
+                raise
+            left_out[column.name] = "its type is none of numbers or bool"
+        else:
+            columns.append(column)
+    if not columns:
+        raise DataError(f"{path}: no field of numbers in its groups ({', '.join(groups.fields)})")
+    kept = []
+    for name in groups.names:
+        missing = _add(home.id, name, stored_name(groups.home, name), columns)
+        if missing:
+            left_out[name] = f"no {', '.join(missing)}"
+        else:
+            kept.append(name)
+    places = tuple(stored_name(groups.home, name) for name in kept)
+    extents = {column.name: column.extent(places) for column in columns}
+    slab = SlabMap(str(path), 0, len(kept), identity, extents)
+    note = f"each of {len(kept)} groups, {places[0]} to {places[-1]}, is read as one sample"
+    return DataMap(
+        str(path),
+        tuple(column.spec() for column in columns),
+        (slab,),
+        len(kept),
+        None,
+        left_out,
+        group=group,
+        packing={column.name: column.packing for column in columns if column.packing},
+        note=note if names is None else "",
+    )
+
+
+def _add(home: Any, name: str, place: str, columns: Sequence[_Column]) -> list[str]:
+    """Add a sample to all columns, or return the fields that it lacks."""
+    h5py = import_h5py()
+
+    found = _linked(h5py, home, [name.encode()], h5py.h5g.open)
+    items = [found and _linked(h5py, found, column.steps, h5py.h5d.open) for column in columns]
+    missing = [each.name for each, item in zip(columns, items, strict=True) if item is None]
+    if not missing:
+        for column, item in zip(columns, items, strict=True):
+            column.add(item, f"{place}/{column.name}")
+    return missing
+
+
+def _find(home: Any, name: str, column: _Column) -> Any:
+    """Return the array of a field in one sample; None if there is none."""
+    h5py = import_h5py()
+
+    return _linked(h5py, home, [name.encode(), *column.steps], h5py.h5d.open)
+
+
+def _linked(h5py: Any, group: Any, steps: Sequence[bytes], open_last: Any) -> Any:
+    """Return what hard links lead to, opened; None if they lead nowhere or to something else."""
+    for left in range(len(steps), 0, -1):
+        step = steps[-left]
+        try:
+            if group.links.get_info(step).type != h5py.h5l.TYPE_HARD:
+                return None
+            group = (h5py.h5g.open if left > 1 else open_last)(group, step)
+        except (
+            KeyError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # no such link, or another kind of object
+            return None
+    return group
+
+
+class _Column:
+    """The arrays of one field, one for each sample."""
+
+    def __init__(self, name: str, file: h5py.File, path: Path | str, file_bytes: int) -> None:
+        self.name, self.steps = name, [step.encode() for step in name.split("/")]
+        self.packing: dict[str, Any] = {}
+        self._file, self._path, self._file_bytes = file, path, file_bytes
+        self._h5py = import_h5py()
+        self._chunks: Chunks | None = None  # of the first array
+        self._refusal, self._unwritten = "", ""
+        self._stored = StoredRows()
+        self._positions, self._sizes, self._masks = array("q"), array("q"), array("I")
+
+    def add(self, item: Any, place: str) -> None:
+        """Add the array of the next sample, at `place` in the file. Raises DataError."""
+        if item.shape != self._shape or not item.get_type().equal(self._type):
+            other = self._h5py.Dataset(item)
+            raise DataError(
+                f"{self._path}: has a group for each sample, and {place} is {other.shape} "
+                f"{other.dtype}, but {self._first.name} {self._shape} {self._first.dtype}; name "
+                "other fields, or make a slab folder of it, whose samples may differ in length: "
+                f"hsgd data convert {self._path} DST"
+            )
+        if self.packing or self._h5py.h5a.get_num_attrs(item):
+            self._check_packing(place)
+        if self._refusal:
+            self._check_rows(item, place)
+        elif self._chunks is None:
+            self._take_contiguous(item, place)
+        else:
+            self._take_chunk(item, place)
+
+    def begin(self, item: Any) -> None:
+        """Take the form of all arrays from this one, the first. Raises DataError."""
+        self._first, self._type = self._h5py.Dataset(item), item.get_type()
+        self._shape = self._first.shape
+        self._dtype = supported_dtype(self._first, self._path, self.name)
+        if self._shape is None:
+            raise DataError(f"{self._path}: {self._first.name} has no values; name other fields")
+        check_claim(self._first, self._dtype, self._file_bytes, self._path)
+        self._nbytes = math.prod(self._shape) * self._dtype.itemsize
+        self.packing = packing_of(self._file, [self._first.name]).get(self._first.name, {})
+        if self._file.driver not in ("sec2", "fileobj") or self._file.userblock_size:
+            self._refusal = f"file driver {self._file.driver}, or a user block"
+        elif not is_stored_as_in_memory(self._first, self._dtype):
+            self._refusal = f"{self._dtype} is stored in a form of its own"
+        elif self._first.chunks is not None and self._first.chunks == self._shape:
+            found = chunks_of(self._first, self._file_bytes)
+            self._chunks = None if isinstance(found, str) else found
+            self._refusal = found if isinstance(found, str) else ""
+        elif item.get_offset() is None:
+            self._refusal = _APART
+
+    def _check_packing(self, place: str) -> None:
+        if packing_of(self._file, [place]).get(place, {}) != self.packing:
+            raise DataError(
+                f"{self._path}: {place} is packed by other attributes than {self._first.name}, so "
+                "that equal values stand for different ones; unpack all"
+            )
+
+    def _take_contiguous(self, item: Any, place: str) -> None:
+        position = item.get_offset()  # None unless contiguous, in this file, and written
+        if position is None or not self._nbytes:
+            self._give_up(item, place)
+            return
+        self._keep(position, self._nbytes, 0, place)
+
+    def _take_chunk(self, item: Any, place: str) -> None:
+        assert self._chunks is not None
+        create = item.get_create_plist()
+        is_chunked = create.get_layout() == self._h5py.h5d.CHUNKED
+        if (
+            not is_chunked
+            or create.get_chunk() != self._shape
+            or self._filters_of(create) != self._filters_of(self._first.id.get_create_plist())
+            or item.get_num_chunks() != 1
+        ):
+            self._give_up(item, place)
+            return
+        chunk = item.get_chunk_info(0)
+        self._keep(chunk.byte_offset, chunk.size, chunk.filter_mask, place)
+
+    def _filters_of(self, create: Any) -> list[Any]:
+        return [create.get_filter(number)[::2] for number in range(create.get_nfilters())]
+
+    def _keep(self, position: int, nbytes: int, mask: int, place: str) -> None:
+        if position + nbytes > self._file_bytes:
+            raise DataError(
+                f"{self._path}: truncated, {place} needs bytes [{position}, {position + nbytes}) "
+                f"and the file ends at {self._file_bytes}; copy or convert it again"
+            )
+        self._positions.append(position)
+        self._sizes.append(nbytes)
+        self._masks.append(mask)
+
+    def _give_up(self, item: Any, place: str) -> None:
+        """Leave this field to h5py. Arrays until here were written, in this file."""
+        self._refusal, self._chunks = _APART, None
+        self._check_rows(item, place)
+
+    def _check_rows(self, item: Any, place: str) -> None:
+        gaps = self._stored.gaps(self._h5py.Dataset(item))
+        if gaps and not self._unwritten:
+            self._unwritten = f"{place}: {gaps}"
+
+    def spec(self) -> FieldSpec:
+        return FieldSpec(self.name, self._shape, self._dtype.newbyteorder("="))
+
+    def extent(self, places: tuple[str, ...]) -> Extent:
+        """Return where the arrays are, `places` being the groups that hold them."""
+        chunks, positions = None, b""
+        if self._refusal:
+            check_h5py_reads(self._first, self._refusal, self._path, self.name)
+        elif self._chunks is None:
+            positions = self._positions.tobytes()
+        else:
+            found = self._chunks
+            stored = (self._positions.tobytes(), self._sizes.tobytes(), self._masks.tobytes())
+            chunks = Chunks(1, *stored, found.filters, found.nbytes, found.item_bytes)
+        return Extent(
+            0 if positions else -1,
+            self._dtype,
+            1,
+            self._nbytes,
+            self._refusal,
+            chunks=chunks,
+            unwritten=self._unwritten,
+            positions=positions,
+            places=places if self._refusal else (),
+        )
