@@ -55,6 +55,7 @@ class Field:
     features: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)  # regular expressions
     has_gaps: bool = False  # rows that were never written, for sure
+    ends_hdf5: bool = False  # HDF5 crashes, or waits for ever, when it reads this
     lies_in: str = ""  # file and name of a dataset of another file
 
     @property

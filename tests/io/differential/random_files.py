@@ -175,10 +175,10 @@ def _add_links(draw: Draw, file: Any, made: RandomFile, rows: int) -> None:
         same = known.get(target, Field(name))
         if way == "soft":
             file[name] = h5py.SoftLink(draw.choice([f"/{target}", target]))
-            made.fields.append(Field(name, same.features, same.reasons))
+            made.fields.append(replace(same, name=name))
         elif way == "hard":
             file[name] = file[target]
-            made.fields.append(Field(name, same.features, same.reasons))
+            made.fields.append(replace(same, name=name))
         elif way == "dangling":
             file[name] = h5py.SoftLink("/nowhere")
         elif way == "absent":

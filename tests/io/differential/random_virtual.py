@@ -81,6 +81,7 @@ def _map_sources(
         if fate != "whole":
             made.features.append(f"source {number} {fate}")
             made.has_gaps |= all(size)
+            made.ends_hdf5 |= fate == "short"
         if fate == "unmapped" or not all(size):
             continue
         path, more = folder / f"{stem}-{number}.h5", 0
@@ -88,7 +89,10 @@ def _map_sources(
             _source(draw, folder, path.stem, (size[0] - 1, size[1]), of)
         elif way == "nested":
             inner = folder / f"{path.stem}-inner.h5"
-            if fate != "missing":
+            if fate == "unwritten":
+                with h5py.File(inner, "w") as file:
+                    file.create_dataset("s", size, of)
+            elif fate != "missing":
                 _source(draw, folder, inner.stem, size, of)
             between = h5py.VirtualLayout(size, of)
             between[...] = h5py.VirtualSource(inner, "s", size)
