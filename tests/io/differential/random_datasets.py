@@ -295,10 +295,6 @@ def _write(
         names = _add_filters(draw, create, dtype)
         if len({*names}) < len(names):
             made.reasons.append("applies a filter twice")
-        if draw.chance(0.1):
-            create.set_chunk(chunks)
-            _leave_edges(create)
-            made.features.append("no filters at edges")
         made.features += [f"{chunks}", f"up to {options['maxshape']}", "+".join(names)]
     elif layout == "compact":
         create.set_layout(h5py.h5d.COMPACT)
@@ -318,7 +314,17 @@ def _write(
             for n, limit in zip(shape, most, strict=True)
         )
         made.features.append(f"first {resized}")
-    dataset = file.create_dataset(made.name, resized, kind, dcpl=create, **options)
+    if layout == "chunked" and draw.chance(0.1):
+        made.features.append("no filters at edges")
+        limits = [h5py.h5s.UNLIMITED if n is None else n for n in options["maxshape"] or resized]
+        create.set_chunk(chunks)
+        _leave_edges(create)
+        stored = kind.id if isinstance(kind, h5py.Datatype) else h5py.h5t.py_create(kind, logical=1)
+        space = h5py.h5s.create_simple(resized, tuple(limits))
+        create_by_type(file, made.name, stored, space, create)
+        dataset = file[made.name]
+    else:
+        dataset = file.create_dataset(made.name, resized, kind, dcpl=create, **options)
     _fill(draw, dataset, made, dtype, resized, shape)
 
 
