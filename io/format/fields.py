@@ -78,7 +78,7 @@ def choose_fields(
     found = find_fields(file)
     if group:
         groups, found = found.some_groups(), found.inside(group)
-        if not found.shapes:
+        if not found.shapes and not found.broken:
             raise UnknownFields(
                 f"{path}: no group {group!r} with fields; groups that have some: {groups}"
             )

@@ -74,6 +74,16 @@ def test_rows_that_were_never_written_behind_a_user_block_are_refused(path: Path
         read(path)
 
 
+def test_a_group_whose_only_field_is_refused_says_why(path: Path) -> None:
+    layout = h5py.VirtualLayout((3,), "i4", maxshape=(None,))
+    endless = h5py.VirtualSource("absent.h5", "x", (3,), maxshape=(None,))
+    layout[: h5py.h5s.UNLIMITED] = endless[: h5py.h5s.UNLIMITED]
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("train/x", layout)
+    with pytest.raises(DataError, match=r"/train/x takes rows from .*absent\.h5.*missing"):
+        read(path, group="train")
+
+
 def test_references_are_called_so(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (3,), h5py.ref_dtype)
