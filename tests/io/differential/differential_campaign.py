@@ -88,10 +88,13 @@ def _compare(found: list[Any], expected: list[Any], *, in_order: bool) -> None:
             assert one == other, f"sample {at}, field {field}: {one!r}, h5py has {other!r}"
 
 
-def _read(truth: Truth, names: list[str] | None, draw: Draw, *, fill: bool) -> str:
+def _read(
+    truth: Truth, names: list[str] | None, draw: Draw, *, fill: bool, group: str | None = None
+) -> str:
     """Read some or all fields; return the line of a refusal, "" if all was delivered."""
     asked = [*truth.values, *truth.errors] if names is None else names
     options: dict[str, Any] = {"path": truth.made.path, "fields": names, "fill_unwritten": fill}
+    options["group"] = group
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
@@ -162,6 +165,8 @@ def _check_seed(seed: int, folder: Path) -> list[str]:
             line = _read(truth, names, draw, fill=False)
             assert not line or "the dataset is empty" in line, f"{names} are sound: {line}"
             told.append(line)
+    for group in sorted({name.split("/")[0] for name in truth.lengths if "/" in name}):
+        told.append(_read(truth.inside(group), None, draw, fill=True, group=group))
     if seed % 4 == 0:
         names = truth.alike(truth.convertible()) if told[0] and draw.chance(0.7) else None
         if names != []:

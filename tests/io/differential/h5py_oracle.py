@@ -34,6 +34,18 @@ class Truth:
         """Return the names against which nothing can be said."""
         return [name for name in self.values if not self.reasons.get(name)]
 
+    def inside(self, group: str) -> Truth:
+        """Return what a group of the file holds."""
+        start = f"{group}/"
+        parts = self.values, self.errors, self.reasons, self.lengths, self.dtypes
+        return Truth(
+            self.made,
+            *(
+                {n[len(start) :]: what for n, what in p.items() if n.startswith(start)}
+                for p in parts
+            ),
+        )
+
     def has_gaps(self) -> bool:
         """Return whether some rows were never written for sure."""
         return any(each.has_gaps for each in self.made.fields)

@@ -149,6 +149,9 @@ def values_of(
     draw: Draw, dtype: Any, shape: tuple[int, ...], file: Any = None, *, few: bool = False
 ) -> Any:
     """Return random values: few small ones, which compress, or any bits."""
+    if dtype.subdtype is not None:
+        base, inner = dtype.subdtype
+        return values_of(draw, base, (*shape, *inner))
     numbers, count = draw.numbers, math.prod(shape)
     base = h5py.check_vlen_dtype(dtype)
     text = h5py.check_string_dtype(dtype)
