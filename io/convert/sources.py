@@ -28,7 +28,7 @@ from ..format.ragged import Block, Ragged, ragged_of
 from ..format.sample_groups import find_sample_groups
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
 from ..format.stored_rows import StoredRows
-from ..format.supported_dtype import supported_dtype
+from ..format.table_columns import find_field, form_of
 from ..order.epoch_order import IntArray
 from ..reading.claimed_memory import claimed_memory
 from ..reading.row_reader import RowReader
@@ -124,26 +124,28 @@ class VlenSource(Source):
         self._path = path
         with examined(path) as file:
             chosen, self.left_out = choose_fields(file, path, fields)
-            self.specs = tuple(_vlen_spec(file[name], path, name) for name in chosen)
+            found = {name: find_field(file, name) for name in chosen}
+            self.specs = tuple(_vlen_spec(*found[name], path, name) for name in chosen)
             self.packing = packing_of(file, chosen)
             stored = StoredRows()
-            gaps = {name: stored.gaps(file[name]) for name in chosen}
-            for name in chosen:
-                check_stored_chunks(file[name])
+            gaps = {name: stored.gaps(dataset) for name, (dataset, _) in found.items()}
+            for dataset, _ in found.values():
+                check_stored_chunks(dataset)
             self.unwritten = {
                 name: f"{path}: {name!r}: {what}" for name, what in gaps.items() if what
             }
-            self.num_samples = int(file[chosen[0]].shape[0])
-            linked = {linked_file(file, file[name]) for name in chosen}
+            self.num_samples = int(found[chosen[0]][0].shape[0])
+            linked = {linked_file(file, dataset) for dataset, _ in found.values()}
             self.files = [path, *sorted(other for other in linked if other is not None)]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         with open_hdf5(str(self._path)) as file:
-            dataset = file[spec.name]
+            dataset, column = find_field(file, spec.name)
             load_filters(dataset)
+            rows_of = dataset.fields(column) if column else dataset
             for row in range(start, self.num_samples, rows):
                 try:
-                    block = dataset[row : row + rows]
+                    block = rows_of[row : row + rows]
                 except (OSError, RuntimeError, ValueError) as error:
                     raise DataError(
                         f"{self._path}: h5py cannot read rows [{row}, {row + rows}) of "
@@ -159,10 +161,10 @@ class VlenSource(Source):
             return read_attributes(file, [spec.name for spec in self.specs])
 
 
-def _vlen_spec(dataset: Any, path: Path, name: str) -> FieldSpec:
+def _vlen_spec(dataset: Any, column: str, path: Path, name: str) -> FieldSpec:
     if not _is_vlen(dataset):
-        plain = supported_dtype(dataset, path, name).newbyteorder("=")
-        return FieldSpec(name, dataset.shape[1:], plain)
+        shape, dtype = form_of(dataset, column, path, name)
+        return FieldSpec(name, shape[1:], dtype.newbyteorder("="))
     base = import_h5py().check_vlen_dtype(dataset.dtype)
     dtype = np.dtype(base)
     if dtype.kind not in _KINDS or len(dataset.shape) != 1:
@@ -179,7 +181,8 @@ def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
 
     with examined(path) as file:
         wanted = None if fields is None else {name.strip("/") for name in fields}
-        items = [file[n] for n in find_fields(file).shapes if wanted is None or n in wanted]
+        names = [name for name in find_fields(file).shapes if wanted is None or name in wanted]
+        items = [find_field(file, name)[0] for name in names]
         return any(isinstance(item, h5py.Dataset) and _is_vlen(item) for item in items)
 
 

@@ -127,6 +127,8 @@ def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:
     ours = read_header(file) is not None
     with _scratch() as scratch:
         for place in _with_parents(names):
+            if place and place not in file:  # a column of a table
+                continue
             for name in sorted(_names(file, place or "/")):
                 if not place and name in _OWN:
                     if not ours:

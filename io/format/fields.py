@@ -18,6 +18,7 @@ from .link_guard import LinkGuard
 from .opening import UnknownFields
 from .slab_folder import LONGEST, OFFSETS, VALUES, import_h5py
 from .stored_rows import StoredRows
+from .table_columns import columns_of
 
 if TYPE_CHECKING:
     import h5py
@@ -198,7 +199,14 @@ class _Walk:
         elif not item.shape:
             self._found.left_out[name] = "a single value, not one for each sample"
         else:
-            self._found.shapes[name] = item.shape
+            columns, others = columns_of(item)
+            self._found.left_out.update(
+                {f"{name}/{other}": "a column of another type than numbers" for other in others}
+                if columns
+                else {}
+            )
+            found = {f"{name}/{column}": shape for column, shape in columns.items()}
+            self._found.shapes.update(found or {name: item.shape})
 
     def _open(self, group: Any, name: str) -> tuple[str, Any]:
         """Return an item by name, or why it is not followed; raise errors behind hard links."""

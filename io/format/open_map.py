@@ -50,7 +50,8 @@ from .slab_folder import (
     slab_name,
 )
 from .stored_rows import StoredRows
-from .supported_dtype import check_claim, check_h5py_reads, is_stored_as_in_memory, supported_dtype
+from .supported_dtype import check_claim, check_h5py_reads, is_stored_as_in_memory
+from .table_columns import find_field, form_of
 
 if TYPE_CHECKING:
     import h5py
@@ -355,18 +356,19 @@ def _map_file(
     specs, extents, stored_rows = [], {}, StoredRows()
     for name in names:
         stored = stored_name(group, name)
-        item = file[stored]
-        ragged = LONGEST in item.attrs
+        item, column = find_field(file, stored)
+        ragged = not column and LONGEST in item.attrs
         dataset = item[VALUES] if ragged else item
-        dtype = supported_dtype(dataset, path, name)
+        shape, dtype = form_of(dataset, column, path, name)
         unwritten = stored_rows.gaps(dataset)
-        specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("="), ragged))
+        specs.append(FieldSpec(name, shape[1:], dtype.newbyteorder("="), ragged))
         other = linked_file(file, dataset)
         linked = None if other is None else (str(other), identity_of(other.stat()))
         file_bytes = size if linked is None else linked[1][0]
-        check_claim(dataset, dtype, file_bytes, path)
+        check_claim(dataset, dataset.dtype if column else dtype, file_bytes, path)
         home = file if other is None else dataset.file
-        refusal = _bypass_refusal(home, dataset, dtype, file_bytes, other or path)
+        refusal = "a column of a table" if column else ""
+        refusal = refusal or _bypass_refusal(home, dataset, dtype, file_bytes, other or path)
         mapped = None
         if linked is not None:
             refusal = f"external link to {linked[0]}"
@@ -389,7 +391,7 @@ def _map_file(
             offset,
             dtype,
             chunks[0],
-            math.prod(chunks) * dtype.itemsize,
+            math.prod(chunks) * (dataset.dtype if column else dtype).itemsize,
             refusal,
             checksums,
             offsets,

@@ -41,6 +41,8 @@ def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict
     """
     found = {}
     for name in fields:
+        if stored_name(group, name) not in file:  # a column of a table
+            continue
         place = stored_name(group, name).encode()
         values = {key: _read(file, place, key) for key in _ATTRIBUTES if _has(file, place, key)}
         values = {key: v for key, v in values.items() if v != _ATTRIBUTES[key] and v == v}

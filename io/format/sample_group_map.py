@@ -64,19 +64,7 @@ def map_sample_groups(
     home = file[groups.home or "/"]
     left_out = names_in(home)[1]
     left_out |= {name: "only some groups have it" for name in groups.others if names is None}
-    columns = []
-    for name in groups.fields if names is None else names:
-        column = _Column(name.strip("/"), file, path, identity[0])
-        try:
-            column.begin(next(filter(None, (_find(home.id, one, column) for one in groups.names))))
-        except UnsupportedType:
-            if names is not None:
-                raise
-            left_out[column.name] = "its type is none of numbers or bool"
-        else:
-            columns.append(column)
-    if not columns:
-        raise DataError(f"{path}: no field of numbers in its groups ({', '.join(groups.fields)})")
+    columns = _columns(file, path, identity[0], groups, names, left_out)
     kept = []
     for name in groups.names:
         missing = _add(home.id, name, stored_name(groups.home, name), columns)
@@ -99,6 +87,31 @@ def map_sample_groups(
         packing={column.name: column.packing for column in columns if column.packing},
         note=note if names is None else "",
     )
+
+
+def _columns(
+    file: h5py.File,
+    path: Path | str,
+    file_bytes: int,
+    groups: SampleGroups,
+    names: Sequence[str] | None,
+    left_out: dict[str, str],
+) -> list[_Column]:
+    """Return a column for each field; without `names` put fields of other types into `left_out`."""
+    home, columns = file[groups.home or "/"].id, []
+    for name in groups.fields if names is None else names:
+        column = _Column(name.strip("/"), file, path, file_bytes)
+        try:
+            column.begin(next(filter(None, (_find(home, one, column) for one in groups.names))))
+        except UnsupportedType:
+            if names is not None:
+                raise
+            left_out[column.name] = "its type is none of numbers or bool"
+        else:
+            columns.append(column)
+    if not columns:
+        raise DataError(f"{path}: no field of numbers in its groups ({', '.join(groups.fields)})")
+    return columns
 
 
 def _add(home: Any, name: str, place: str, columns: Sequence[_Column]) -> list[str]:

@@ -26,7 +26,7 @@ __all__ = [
     "supported_dtype",
 ]
 
-_KINDS = "biufc"  # bool, integers, floats, complex: these become tensors
+NUMBERS = "biufc"  # bool, integers, floats, complex: these become tensors
 _MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
 
 
@@ -42,7 +42,7 @@ def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dt
         raise UnsupportedType(
             f"{path}: field {name!r}: {first_line(error)}; name other fields"
         ) from None
-    if dtype.kind not in _KINDS:
+    if dtype.kind not in NUMBERS:
         what = "a variable-length or text type" if dtype.kind in "OSU" else f"type {dtype}"
         if import_h5py().check_ref_dtype(dtype) is not None:
             what = "references"

@@ -29,6 +29,7 @@ from ..format.data_map import DataMap, Extent, Offsets
 from ..format.fields import stored_name
 from ..format.opening import Identity, first_line, object_identity, open_hdf5
 from ..format.ragged import Ragged, join
+from ..format.table_columns import as_column, find_field
 from ..order.epoch_order import IntArray
 from ..remote.disk_cache import RequestCounts
 from ..remote.object_reader import ObjectReader, RemoteAccess
@@ -403,8 +404,9 @@ class RowReader(Closing):
                     item = file[f"{place}/{name}"]
                     item.read_direct(stored[at : at + 1].reshape(item.shape))
             else:
-                item = file[stored_name(self.data.group, name)]
-                item.read_direct(stored, np.s_[row : row + len(out)])
+                item, column = find_field(file, stored_name(self.data.group, name))
+                rows = as_column(stored, item, column) if column else stored
+                item.read_direct(rows, np.s_[row : row + len(out)])
             if stored.dtype != out.dtype:
                 out.byteswap(inplace=True)
         except DataError:
@@ -430,7 +432,7 @@ class RowReader(Closing):
             if extent.refusal and extent.offsets is None:
                 # Another process may have examined the file.
                 home = extent.places[0] if extent.places else self.data.group
-                load_filters(file[stored_name(home, name)])
+                load_filters(find_field(file, stored_name(home, name))[0])
         return file
 
     def _abandon(self) -> None:
