@@ -95,7 +95,8 @@ def truth_of(made: RandomFile) -> Truth:
     with h5py.File(made.path, "r") as file:
         _walk(file["/"], "", frozenset(), truth)
         for name in truth.values.keys() | truth.errors.keys():
-            truth.reasons[name] = list(known.get(name, ()))
+            table = known.get(name.rpartition("/")[0], [])
+            truth.reasons[name] = list(known.get(name, table))
     for name, error in truth.errors.items():
         truth.reasons[name].append(re.escape(error[:60]))
     for name, dtype in truth.dtypes.items():
@@ -123,17 +124,30 @@ def _walk(group: Any, prefix: str, above: frozenset[Any], truth: Truth) -> None:
             if key not in {*above, (own.fileno, own.addr)}:
                 _walk(item, f"{full}/", above | {(own.fileno, own.addr)}, truth)
         elif isinstance(item, h5py.Dataset) and item.shape:
-            truth.lengths[full] = item.shape[0]
             if full in fatal:
-                truth.errors[full] = "takes rows from"
+                truth.lengths[full], truth.errors[full] = item.shape[0], "takes rows from"
                 continue
             try:
                 read = item[...]
             except (OSError, RuntimeError, TypeError, ValueError) as error:
                 truth.errors[full] = (str(error).splitlines() or [""])[0]
+                truth.lengths[full] = item.shape[0]
             else:
-                truth.values[full] = _native(read, item)
-                truth.dtypes[full] = item.dtype
+                _add(truth, full, item, read)
+
+
+def _add(truth: Truth, name: str, item: h5py.Dataset, read: Any) -> None:
+    """Add what was read; the columns of a table that are numbers are fields of their own."""
+    members = item.dtype.names or ()
+    numbers = [each for each in members if item.dtype[each].base.kind in _KINDS]
+    for each in numbers:
+        column = np.ascontiguousarray(read[each])
+        truth.values[f"{name}/{each}"] = column.astype(column.dtype.newbyteorder("="))
+        truth.dtypes[f"{name}/{each}"] = column.dtype
+        truth.lengths[f"{name}/{each}"] = len(column)
+    if not numbers:
+        truth.values[name], truth.lengths[name] = _native(read, item), len(read)
+        truth.dtypes[name] = item.dtype
 
 
 def _native(read: Any, item: h5py.Dataset) -> Any:

@@ -392,7 +392,8 @@ def add_external(draw: Draw, file: Any, name: str, rows: int) -> Field:
     left, parts = math.prod(shape) * dtype.itemsize, []
     made = Field(name, [f"{dtype}", f"{shape}"])
     for number in range(draw.randint(1, 3)):
-        place = Path(file.filename).parent / f"{len(name)}-{name.encode().hex()[:40]}-{number}.raw"
+        home = Path(file.filename)
+        place = home.parent / f"{home.stem}-{len(name)}-{name.encode().hex()[:40]}-{number}.raw"
         nbytes = draw.randint(0, left) if number < 2 else left
         parts.append((str(place), draw.choice([0, 16]), nbytes or 1))
         left -= min(left, nbytes or 1)

@@ -36,7 +36,7 @@ def add_virtual(draw: Draw, file: Any, name: str, rows: int) -> Field:
     )
     made = Field(name, [f"virtual {way}", f"{dtype}", f"{(rows, width)}"])
     folder = Path(file.filename).parent
-    stem = f"source-{len(name)}-{name.encode().hex()[:40]}"
+    stem = f"{Path(file.filename).stem}-{len(name)}-{name.encode().hex()[:40]}"
     layout = h5py.VirtualLayout((rows, width), dtype)
     of = draw.choice([dtype, dtype, "<i8", "<f4"])
     if way == "own":
