@@ -206,8 +206,8 @@ def run_seeds(first: int, count: int) -> tuple[Counter[str], list[str]]:
         words = [sys.executable, __file__, "--here", str(seed), str(stop - seed)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         begun = -1
-        for line in done.stdout.splitlines():
-            one = json.loads(line)
+        # Filters print lines of their own.
+        for one in map(json.loads, re.findall(r"^\{.*\}$", done.stdout, re.MULTILINE)):
             if "begun" in one:
                 begun = one["begun"]
                 continue
