@@ -15,7 +15,23 @@ from .format.slab_folder import FieldSpec
 from .options import ErrorAction, ReadOptions
 from .rank_group import RankGroup
 
-__all__ = ["check_decoders", "check_packing", "check_policy", "check_reading", "check_torch_types"]
+__all__ = [
+    "check_decoders",
+    "check_packing",
+    "check_policy",
+    "check_reading",
+    "check_torch_types",
+    "decoders_of",
+]
+
+
+def decoders_of(decode: Mapping[str, ImageDecoder] | str | None) -> dict[str, ImageDecoder]:
+    """Return the decoders of fields; none for "cf". Raises ValueError for another word."""
+    if isinstance(decode, str):
+        if decode != "cf":
+            raise ValueError(f'decode={decode!r}; use "cf", or a decoder for each field')
+        return {}
+    return dict(decode or {})
 
 
 def check_packing(pack: int, batch_size: int, on_error: str, read: ReadOptions) -> None:

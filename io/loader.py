@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from .argument_checks import (
     check_policy,
     check_reading,
     check_torch_types,
+    decoders_of,
 )
 from .batches.batch_source import BatchSource
+from .batches.cf_decode import CfDecode
 from .batches.decode_stage import DecodeStage
 from .batches.device_transfer import DeviceTransfer
 from .batches.error_policy import ErrorPolicy
@@ -60,7 +62,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "PartitionedLoader"]
 
-_PACKED = "its values are delivered as they are stored; apply these in transform="
+_PACKED = (
+    'its values are delivered as they are stored; apply these with decode="cf", or in transform='
+)
 
 
 class PartitionedLoader(Closing):
@@ -102,7 +106,8 @@ class PartitionedLoader(Closing):
             too: int32, the starts of segments in the batch of samples * pack elements, and its end;
             a segment is the part of a document inside one window.
         decode: by field, how threads turn encoded samples into arrays: see hsgd.io.images. A sample
-            that cannot be decoded counts as one that cannot be read.
+            that cannot be decoded counts as one that cannot be read. "cf": apply scale_factor,
+            add_offset and _Unsigned of netCDF, and make missing values NaN; results are floats.
         transform: called with each batch; its results are delivered, in order.
         device: where tensors are delivered, such as "cuda" (torch's current device) or "cuda:1".
             They are copied from page-locked memory by a CUDA stream of the loader, while the stream
@@ -139,7 +144,7 @@ class PartitionedLoader(Closing):
         fields: Sequence[str] | None = None,
         group: str | None = None,
         pack: int | None = None,
-        decode: Mapping[str, ImageDecoder] | None = None,
+        decode: Mapping[str, ImageDecoder] | Literal["cf"] | None = None,
         as_numpy: bool = False,
         transform: Callable[[Batch], Any] | None = None,
         device: torch.device | str | int | None = None,
@@ -151,7 +156,7 @@ class PartitionedLoader(Closing):
     ) -> None:
         read, to_device = read or ReadOptions(), _transfer(device, as_numpy)
         order: Shuffle = ("block" if shuffle else "none") if isinstance(shuffle, bool) else shuffle
-        self._options, self._comm, self._decoders = read, comm, dict(decode or {})
+        self._options, self._comm, self._decoders = read, comm, decoders_of(decode)
         self._data = data = _open(path, fields, group, comm, read)
         if pack is not None:
             check_packing(pack, batch_size, on_error, read)
@@ -161,7 +166,7 @@ class PartitionedLoader(Closing):
             as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
             timeout_s=read.timeout_s,
             source=f"{data.path} (rank {here.rank})",
-            transform=transform,
+            transform=CfDecode(data, transform) if decode == "cf" else transform,
             transform_threads=read.transform_threads,
             to_device=to_device,
         )
@@ -214,7 +219,8 @@ class PartitionedLoader(Closing):
             accepted=self._options.fill_unwritten,
             option="ReadOptions(fill_unwritten=True)",
         )
-        lines += packing_warnings(data.path, data.packing, _PACKED)
+        if not isinstance(self._settings.transform, CfDecode):
+            lines += packing_warnings(data.path, data.packing, _PACKED)
         for line in lines:
             if self._here.rank == 0:
                 warnings.warn(line, stacklevel=3)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache.slot_layout import SlotLayout, slot_layout
 from ..format.ragged import Block, Ragged
 from ..format.slab_folder import OFFSETS, FieldSpec
-from ..format.slot_layout import SlotLayout, slot_layout
 from .pinned_memory import block_bytes, bytes_of, new_block
 
 if TYPE_CHECKING:

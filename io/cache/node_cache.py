@@ -18,12 +18,12 @@ from hsgd.errors import DataError, HsgdError
 
 from ..format.data_map import DataMap
 from ..format.slab_folder import OFFSETS, FieldSpec
-from ..format.slot_layout import slot_layout
 from ..order.epoch_order import IntArray
 from ..rank_group import RankGroup
 from ..reading import row_copies
 from ..reading.row_reader import RowReader
 from .slab_transfer import NodeSlot, SlabTransfer, plan_transfers, transfer_slabs
+from .slot_layout import slot_layout
 
 __all__ = ["CacheStats", "NodeCache"]
 

@@ -70,9 +70,14 @@ def _has(file: h5py.Group, place: bytes, name: str) -> bool:
 
 def _read(file: h5py.Group, place: bytes, name: str) -> Any:
     """Return a number or text, a list of numbers, or "set" for anything else."""
-    attribute = import_h5py().h5a.open(file.id, name.encode(), obj_name=place)
+    h5py = import_h5py()
+
+    attribute = h5py.h5a.open(file.id, name.encode(), obj_name=place)
     try:
         dtype = attribute.dtype
+        if attribute.shape == () and h5py.check_string_dtype(dtype) is not None:
+            found = file[place].attrs[name]
+            return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
     except (TypeError, ValueError):  # h5py has no dtype for some HDF5 types
         return "set"
     if attribute.shape is None or dtype.kind not in "biufS":

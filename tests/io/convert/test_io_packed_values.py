@@ -55,7 +55,7 @@ def test_the_loader_names_a_packed_field_once_and_gives_what_is_stored(tmp_path)
         ({"_FillValue": np.int16(-1)}, "_FillValue -1"),
         ({"missing_value": np.array([-1, -2], np.int16)}, "missing_value [-1, -2]"),
         ({"_Unsigned": np.bytes_("true")}, "_Unsigned true"),
-        ({"_Unsigned": "true"}, "_Unsigned set"),
+        ({"_Unsigned": "true"}, "_Unsigned true"),
         ({"ScaleFactor": 0.1, "Offset": 0.0}, "ScaleFactor 0.1"),
         ({"MissingValue": np.float32(-2.0) ** 100}, "MissingValue 1.2676506002282294e+30"),
     ],

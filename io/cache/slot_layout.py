@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .slab_folder import OFFSETS, FieldSpec
+from ..format.slab_folder import OFFSETS, FieldSpec
 
 __all__ = ["SlotLayout", "slot_layout"]
 
