@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .format.open_map import open_map
     from .format.ragged import Ragged
     from .loader import Batch, PartitionedLoader
+    from .mixed_loader import MixedLoader
     from .options import CacheOptions, ReadOptions
     from .order.epoch_order import EpochOrder, Share, share_of
     from .reading.row_reader import RowReader
@@ -28,6 +29,7 @@ __all__ = [
     "CacheOptions",
     "DataMap",
     "EpochOrder",
+    "MixedLoader",
     "PartitionedDataset",
     "PartitionedLoader",
     "Ragged",
@@ -48,6 +50,7 @@ _HOMES = {
     "CacheOptions": "options",
     "DataMap": "format.data_map",
     "EpochOrder": "order.epoch_order",
+    "MixedLoader": "mixed_loader",
     "PartitionedDataset": "dataset",
     "PartitionedLoader": "loader",
     "Ragged": "format.ragged",

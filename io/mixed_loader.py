@@ -1,0 +1,217 @@
+"""MixedLoader: the batches of several loaders, one loader at a step, drawn by seed and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from hsgd.base.closing import Closing
+
+from .loader import PartitionedLoader
+
+__all__ = ["MixedLoader"]
+
+_FORMAT = 1  # of a state
+
+
+class MixedLoader(Closing):
+    """Iterable over (name, batch) of several datasets; each step takes a batch of one of them.
+
+    Without `weights` an epoch has every batch of each loader exactly once, in an order that is
+    drawn from all of them. With weights each step draws its loader with replacement, and a loader
+    at its end goes on with its next epoch. All ranks take the same loader at each step, as the draw
+    depends on seed, epoch and the steps of the loaders alone.
+
+    Local, as the loaders are without comm; each loader reads ahead by itself, so the memory is that
+    of all. `with` ends running iterations.
+
+    Args:
+        loaders: by name, with equal rank and world_size, and at least one step each.
+        weights: by name, above 0; only their ratios count.
+        steps: of an epoch; with weights, and only then.
+        seed: equal on all ranks.
+
+    Raises:
+        ValueError: the arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, PartitionedLoader],
+        weights: Mapping[str, float] | None = None,
+        *,
+        steps: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._loaders = dict(loaders)
+        self._names = list(self._loaders)
+        _check(self._loaders, weights, steps)
+        parts = np.array([1.0 if weights is None else weights[name] for name in self._names])
+        self._weights = None if weights is None else parts / parts.sum()
+        self._steps, self._seed = steps or 0, seed
+        self._epoch, self._chosen = 0, True  # of the next iteration
+        self._loaded = self._is_over = False  # a state is loaded, which may be that of an end
+        self._key = 0  # steps of the epoch before this order was drawn
+        self._counts: list[int] = []  # of the order
+        self._order = np.empty(0, np.int64)
+        self._done = 0  # steps of the order
+        self._running: dict[str, Iterator[Any]] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the latest iteration, or the one set since."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Return the steps of a whole epoch, the same on all ranks."""
+        return self._steps or sum(map(len, self._loaders.values()))
+
+    @property
+    def steps_left(self) -> int:
+        """Steps of the next iteration; fewer than len() for a loaded state."""
+        return len(self._order) - self._done if self._loaded else len(self)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Begin the next epoch, or go on with a loaded state."""
+        if not self._loaded:
+            self._begin_epoch()
+        self._loaded = self._chosen = self._is_over = False
+        order, key = self._order, self._key
+        while self._done < len(order):
+            if self._order is not order or self._key != key:
+                raise RuntimeError("another iteration of this MixedLoader, or a state, has begun")
+            name = self._names[order[self._done]]
+            batch = self._next(name)
+            self._done += 1
+            yield name, batch
+
+    def _begin_epoch(self) -> None:
+        if not self._chosen:
+            self._epoch += 1
+        if self._weights is None:
+            self._running.clear()
+            for loader in self._loaders.values():
+                loader.set_epoch(self._epoch)
+        self._draw(0, [len(loader) for loader in self._loaders.values()])
+
+    def _draw(self, key: int, counts: list[int]) -> None:
+        self._key, self._counts, self._done = key, counts, 0
+        draw = np.random.default_rng([self._seed, self._epoch, key])
+        numbers = np.arange(len(self._names))
+        if self._weights is None:
+            self._order = draw.permutation(np.repeat(numbers, counts))
+        else:
+            self._order = draw.choice(numbers, self._steps, p=self._weights)
+
+    def _next(self, name: str) -> Any:
+        while True:
+            if name not in self._running:
+                self._running[name] = iter(self._loaders[name])
+            try:
+                return next(self._running[name])
+            except StopIteration:
+                if self._weights is None:
+                    raise RuntimeError(
+                        f"{name!r} ended early; is its loader used elsewhere?"
+                    ) from None
+                del self._running[name]  # its next iteration is its next epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; same value on all ranks.
+
+        A loaded state stays in force if `epoch` is the epoch in which it was saved.
+        """
+        self._loaded = epoch == self._epoch and (self._loaded or self._is_over)
+        self._epoch, self._chosen = epoch, True
+
+    def close(self) -> None:
+        """End running iterations; local. The loaders stay usable."""
+        self._running.clear()
+        for loader in self._loaders.values():
+            loader.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loop, with the states of all loaders; local.
+
+        Numbers, strings and lists, the same on all ranks after the same step.
+        """
+        return {
+            "format": _FORMAT,
+            "seed": self._seed,
+            "weights": None if self._weights is None else self._weights.tolist(),
+            "steps": self._steps,
+            "epoch": self._epoch,
+            "key": self._key,
+            "counts": self._counts,
+            "done": self._done,
+            "loaders": {name: loader.state_dict() for name, loader in self._loaders.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where state_dict() was called; on every rank.
+
+        With as many ranks the order goes on; on another number of ranks, without weights, what is
+        left of all loaders is drawn anew, and still comes exactly once. Raises ValueError for the
+        state of other loaders, weights, steps or seed.
+        """
+        own = self.state_dict()
+        for name in ("format", "seed", "weights", "steps"):
+            if state.get(name) != own[name]:
+                raise ValueError(
+                    f"this state was saved with {name} {state.get(name)!r}, the MixedLoader has "
+                    f"{own[name]!r}; make it as it was"
+                )
+        if list(state["loaders"]) != self._names:
+            raise ValueError(
+                f"this state has the loaders {', '.join(state['loaders'])}, the MixedLoader "
+                f"{', '.join(self._names)}; make it as it was"
+            )
+        for name, loader in self._loaders.items():
+            loader.load_state_dict(state["loaders"][name])
+        self._running.clear()
+        self._epoch, counts, done = state["epoch"], list(state["counts"]), state["done"]
+        self._chosen = not counts  # saved before the first step
+        self._loaded = self._is_over = False
+        if not counts:
+            return
+        self._draw(state["key"], counts)
+        self._done = done
+        self._is_over = done == len(self._order)
+        self._loaded = not self._is_over
+        if self._loaded and self._weights is None:
+            ahead = np.bincount(self._order[done:], minlength=len(counts)).tolist()
+            here = zip(self._loaders.values(), ahead, strict=True)
+            left = [loader.steps_left if count else 0 for loader, count in here]
+            if left != ahead:
+                self._draw(state["key"] + done, left)
+
+
+def _check(
+    loaders: Mapping[str, PartitionedLoader],
+    weights: Mapping[str, float] | None,
+    steps: int | None,
+) -> None:
+    if not loaders:
+        raise ValueError("no loaders; give at least one, by name")
+    if len({id(loader) for loader in loaders.values()}) < len(loaders):
+        raise ValueError("one loader has two names; make a loader for each")
+    empty = [name for name, loader in loaders.items() if not len(loader)]
+    if empty:
+        raise ValueError(f"loader {empty[0]!r} has no step; leave it out, or drop_last")
+    if (weights is None) != (steps is None):
+        raise ValueError("weights= and steps= go together: with replacement an epoch has no end")
+    if weights is None:
+        return
+    if set(weights) != set(loaders):
+        raise ValueError(
+            f"weights of {', '.join(weights)} for the loaders {', '.join(loaders)}; give each one"
+        )
+    wrong = [name for name, weight in weights.items() if not 0 < weight < float("inf")]
+    if wrong:
+        raise ValueError(
+            f"the weight of {wrong[0]!r} is {weights[wrong[0]]!r}; use a number above 0"
+        )
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps is {steps}; use at least 1")
