@@ -64,6 +64,7 @@ def python_tests(files: Sequence[Path]) -> list[Path]:
     for path in files:
         above = path.relative_to(ROOT).parts[:-1]
         named |= {f"test_{path.stem}", *(f"test_{folder}_{path.stem}" for folder in above)}
+        named |= {test.stem for test in tests if path.stem.startswith(test.stem[5:] or " ")}
         if path in tests or path.suffix not in {".py", *SUFFIXES["cpp"]} or not path.is_file():
             continue
         names, own = _names(path), weigh(f"{path.relative_to(ROOT)} {path.read_text()}")

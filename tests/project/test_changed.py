@@ -60,6 +60,8 @@ def test_the_nearest_tests_come_first(changed: ModuleType) -> None:
     names = [path.stem for path in changed.python_tests(files)]
     assert names[0] == "test_split"
     assert names.index("test_config") < names.index("test_packaging")
+    names = [path.stem for path in changed.python_tests([ROOT / "hsgd/comm/communicator.py"])]
+    assert names[0] == "test_comm"  # its name begins as the file's
 
 
 @pytest.mark.long
