@@ -48,11 +48,11 @@ class FoundFields:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # first axis: samples
     left_out: dict[str, str] = field(default_factory=dict)  # why an item is not a field
     broken: dict[str, str] = field(default_factory=dict)  # why a field cannot be used
+    scales: dict[str, str] = field(default_factory=dict)  # fields that are coordinates of an axis
 
     def inside(self, group: str) -> FoundFields:
-        return FoundFields(
-            _below(group, self.shapes), _below(group, self.left_out), _below(group, self.broken)
-        )
+        parts = (self.shapes, self.left_out, self.broken, self.scales)
+        return FoundFields(*(_below(group, part) for part in parts))
 
     def some_groups(self) -> str:
         """Return the first groups with fields, for messages."""
@@ -75,7 +75,10 @@ def find_fields(file: h5py.File) -> FoundFields:
 def choose_fields(
     file: h5py.File, path: Path | str, names: Sequence[str] | None, group: str = ""
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the datasets to use, in the order of the file or as given, and why others are not."""
+    """Return the datasets to use, in the order of the file or as given, and why others are not.
+
+    Dimension scales, as netCDF's coordinates are, must be named, unless there is nothing else.
+    """
     found = find_fields(file)
     if group:
         groups, found = found.some_groups(), found.inside(group)
@@ -85,7 +88,8 @@ def choose_fields(
             )
     shapes = found.shapes
     known = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"
-    chosen = list(shapes) if names is None else [name.strip("/") for name in names]
+    chosen = [name for name in shapes if name not in found.scales] or list(shapes)
+    chosen = chosen if names is None else [name.strip("/") for name in names]
     broken = [name for name in found.broken if names is None or name in chosen]
     if broken:
         raise DataError(f"{found.broken[broken[0]]}, or name other fields than {broken[0]!r}")
@@ -102,7 +106,8 @@ def choose_fields(
         )
     if len({shapes[name][0] for name in chosen}) > 1:
         raise DataError(f"{path}: first dimensions differ: {known}; name the fields to use")
-    return chosen, found.left_out if names is None else {}
+    scales = {name: why for name, why in found.scales.items() if name not in chosen}
+    return chosen, found.left_out | scales if names is None else {}
 
 
 def names_in(group: h5py.Group) -> tuple[list[str], dict[str, str]]:
@@ -205,6 +210,8 @@ class _Walk:
                 if columns
                 else {}
             )
+            if self._h5py.h5ds.is_scale(item.id):
+                self._found.scales[name] = "a dimension scale"
             found = {f"{name}/{column}": shape for column, shape in columns.items()}
             self._found.shapes.update(found or {name: item.shape})
 
