@@ -6,7 +6,6 @@ decompresses under one lock.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import zlib
 from collections.abc import Callable
@@ -165,16 +164,16 @@ def load_filters(dataset: h5py.Dataset) -> str:
     create = dataset.id.get_create_plist()
     numbers = [create.get_filter(n)[0] for n in range(create.get_nfilters())]
     unknown = [number for number in numbers if not h5py.h5z.filter_avail(number)]
+    remedy = "rewrite the file with h5repack where HDF5 has it"
     if unknown:
-        with contextlib.suppress(MissingExtra):
+        try:
             _hdf5plugin()
+        except MissingExtra:
+            remedy = f"pip install hdf5plugin, which has many, or {remedy}"
         unknown = [number for number in unknown if not h5py.h5z.filter_avail(number)]
     if not unknown:
         return ""
-    return (
-        f"HDF5 has no filter {', '.join(map(str, unknown))} here; pip install hdf5plugin, or "
-        "rewrite the file with h5repack"
-    )
+    return f"HDF5 has no filter {', '.join(map(str, unknown))} here; {remedy}"
 
 
 def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
