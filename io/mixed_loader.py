@@ -83,9 +83,9 @@ class MixedLoader(Closing):
             if self._order is not order or self._key != key:
                 raise RuntimeError("another iteration of this MixedLoader, or a state, has begun")
             name = self._names[order[self._done]]
-            batch = self._next(name)
+            found = self._next(name)
             self._done += 1
-            yield name, batch
+            yield from ((name, batch) for batch in found)
 
     def _begin_epoch(self) -> None:
         if not self._chosen:
@@ -105,17 +105,16 @@ class MixedLoader(Closing):
         else:
             self._order = draw.choice(numbers, self._steps, p=self._weights)
 
-    def _next(self, name: str) -> Any:
+    def _next(self, name: str) -> list[Any]:
+        """Return the next batch of a loader; none if it skipped some (on_error) and has ended."""
         while True:
             if name not in self._running:
                 self._running[name] = iter(self._loaders[name])
             try:
-                return next(self._running[name])
+                return [next(self._running[name])]
             except StopIteration:
                 if self._weights is None:
-                    raise RuntimeError(
-                        f"{name!r} ended early; is its loader used elsewhere?"
-                    ) from None
+                    return []
                 del self._running[name]  # its next iteration is its next epoch
 
     def set_epoch(self, epoch: int) -> None:

@@ -37,7 +37,8 @@ class ScatteredRows:
         for column, spec in enumerate(fields):
             found = [slab.extents[spec.name].positions for slab in slabs]
             if all(found) and is_fast[:, column].all():
-                positions = np.concatenate([np.frombuffer(each, np.int64) for each in found])
+                parts = [np.frombuffer(each, np.int64) for each in found]
+                positions = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 self._rows[column] = positions, field_offsets[spec.name], spec.row_bytes
 
     def one_by_one(self, piece: StreamPiece) -> StreamPiece:

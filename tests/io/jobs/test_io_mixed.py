@@ -65,8 +65,11 @@ def test_every_batch_comes_once_and_ranks_take_the_same_loader(folders, size):
     assert epochs[0][:8] != sorted(epochs[0])[:8]  # mixed, not one after the other
     again = mixed(folders, 0, size)
     assert [name for name, _ in steps_of(again)] == epochs[0]
-    loaders[0].set_epoch(0)
-    assert steps_of(loaders[0]) == steps_of(mixed(folders, 0, size))
+    for _ in range(2):
+        loaders[0].set_epoch(0)
+        assert steps_of(loaders[0]) == steps_of(mixed(folders, 0, size))
+    steps_of(loaders[0], 2)  # a loop that breaks leaves the rest of its epoch
+    assert len(steps_of(loaders[0])) == len(loaders[0]) and loaders[0].epoch == 2
 
 
 def test_weights_are_ratios_and_loaders_go_round(folders):
