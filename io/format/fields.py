@@ -51,7 +51,8 @@ class FoundFields:
     scales: dict[str, str] = field(default_factory=dict)  # fields that are coordinates of an axis
 
     def inside(self, group: str) -> FoundFields:
-        parts = (self.shapes, self.left_out, self.broken, self.scales)
+        parts: tuple[dict[str, Any], ...]
+        parts = self.shapes, self.left_out, self.broken, self.scales
         return FoundFields(*(_below(group, part) for part in parts))
 
     def some_groups(self) -> str:
