@@ -51,9 +51,12 @@ class FoundFields:
     scales: dict[str, str] = field(default_factory=dict)  # fields that are coordinates of an axis
 
     def inside(self, group: str) -> FoundFields:
-        parts: tuple[dict[str, Any], ...]
-        parts = self.shapes, self.left_out, self.broken, self.scales
-        return FoundFields(*(_below(group, part) for part in parts))
+        return FoundFields(
+            _below(group, self.shapes),
+            _below(group, self.left_out),
+            _below(group, self.broken),
+            _below(group, self.scales),
+        )
 
     def some_groups(self) -> str:
         """Return the first groups with fields, for messages."""
