@@ -355,8 +355,13 @@ class PartitionedLoader(Closing):
     @property
     def fields(self) -> tuple[FieldSpec, ...]:
         """Name, shape and dtype of each field of a sample, as delivered in a batch."""
+        cf = self._settings.transform
         return tuple(
-            self._decoders[spec.name].spec(spec.name) if spec.name in self._decoders else spec
+            self._decoders[spec.name].spec(spec.name)
+            if spec.name in self._decoders
+            else cf.spec(spec)
+            if isinstance(cf, CfDecode)
+            else spec
             for spec in self._data.fields
         )
 

@@ -1,28 +1,28 @@
 """CfDecode: turns packed values into those that they stand for, by the conventions of netCDF.
 
 Source: CF conventions 1.11, sections 2.5.1 (missing data) and 8.1 (packed data); NUG, Appendix A
-(_Unsigned). The types of results follow xarray: float32 for stored integers of up to two bytes
-without an offset and for floats of up to four, otherwise float64.
+(_Unsigned). Results are float32 for stored integers of up to two bytes without an offset and for
+floats of up to four, otherwise float64.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..format.data_map import DataMap
-from ..format.packing_of import packing_text
+from ..format.packing_of import FILLS, packing_text
 from ..format.ragged import Ragged
 from ..format.slab_folder import FieldSpec
 
 __all__ = ["CfDecode"]
 
-_FILLS = ("_FillValue", "missing_value", "MissingValue")
-_KNOWN = {"scale_factor", "add_offset", "_Unsigned", *_FILLS}
+_KNOWN = {"scale_factor", "add_offset", "_Unsigned", *FILLS}
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class CfDecode:
             if name in specs
         }
 
+    def spec(self, spec: FieldSpec) -> FieldSpec:
+        """Return a field as it is delivered."""
+        form = self._forms.get(spec.name)
+        return spec if form is None else replace(spec, dtype=form.result)
+
     def __call__(self, batch: dict[str, Any]) -> Any:
         for name, form in self._forms.items():
             values = batch[name]
@@ -65,7 +70,7 @@ class CfDecode:
 def _form(spec: FieldSpec, values: Mapping[str, Any]) -> _Form:
     wrong = [name for name in values if name not in _KNOWN]
     scale, offset = values.get("scale_factor", 1.0), values.get("add_offset", 0.0)
-    fills = [each for name in _FILLS for each in _listed(values.get(name, []))]
+    fills = [each for name in FILLS for each in _listed(values.get(name, []))]
     are_numbers = not any(isinstance(each, str | list) for each in [scale, offset, *fills])
     if wrong or spec.dtype.kind not in "iuf" or not are_numbers:
         raise ValueError(
@@ -87,9 +92,12 @@ def _listed(value: Any) -> Sequence[Any]:
 def _as_stored(fills: Sequence[Any], dtype: np.dtype[Any], stored: np.dtype[Any]) -> NDArray[Any]:
     """Return fill values as the field's type; those that it cannot have are no value of it."""
     if stored.kind == "f":
-        return np.array(fills, stored)
+        with np.errstate(over="ignore"):
+            cast: NDArray[Any] = np.array(fills, stored)
+        kept: NDArray[Any] = cast[np.isfinite(cast) == np.isfinite(np.array(fills, np.float64))]
+        return kept
     limits = [np.iinfo(dtype), np.iinfo(stored)]
-    whole = [int(fill) for fill in fills if fill == int(fill)]
+    whole = [int(fill) for fill in fills if math.isfinite(fill) and fill == int(fill)]
     held = [n for n in whole if any(limit.min <= n <= limit.max for limit in limits)]
     return np.array([n % (1 << 8 * stored.itemsize) for n in held], f"u{stored.itemsize}").view(
         stored

@@ -22,7 +22,8 @@ class ScatteredRows:
     Args:
         slabs: of the dataset.
         fields: of the batches.
-        is_fast: by slab and field, whether libhsgd_io reads it; other fields are left out.
+        in_file: by slab and field, whether libhsgd_io reads it from the file; other fields are left
+            out.
         field_offsets: by name, distance of a batch's rows from its address.
     """
 
@@ -30,13 +31,13 @@ class ScatteredRows:
         self,
         slabs: Sequence[SlabMap],
         fields: Sequence[FieldSpec],
-        is_fast: NDArray[np.bool_],
+        in_file: NDArray[np.bool_],
         field_offsets: Mapping[str, int],
     ) -> None:
         self._rows: dict[int, tuple[IntArray, int, int]] = {}  # by field: positions, place, bytes
         for column, spec in enumerate(fields):
             found = [slab.extents[spec.name].positions for slab in slabs]
-            if all(found) and is_fast[:, column].all():
+            if all(found) and in_file[:, column].all():
                 parts = [np.frombuffer(each, np.int64) for each in found]
                 positions = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 self._rows[column] = positions, field_offsets[spec.name], spec.row_bytes

@@ -196,11 +196,12 @@ class Scheduler:
         self._gathered = np.array(
             [[slab.extents[spec.name].gathered for spec in self._fields] for slab in slabs], bool
         ).reshape(self._offsets.shape)
-        self._scattered = ScatteredRows(slabs, self._fields, self._offsets >= 0, field_offsets)
         # Addresses in the node's memory by slab and field; constant during an iteration.
         self._memory = np.zeros(self._offsets.shape, np.uint64)
         if plan.cache is not None:
             self._memory = plan.cache.addresses(self._fields)
+        in_file = (self._offsets >= 0) & (self._memory == 0)
+        self._scattered = ScatteredRows(slabs, self._fields, in_file, field_offsets)
         # Slabs without reads from files.
         held = frozenset(np.flatnonzero(self._memory.min(axis=1, initial=1) > 0).tolist())
         self._without_file = frozenset(range(len(slabs))) if remote else held

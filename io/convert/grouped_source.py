@@ -26,7 +26,7 @@ from .source import Source
 
 __all__ = ["GroupedSource"]
 
-_NO_FIELD = "its type is none of numbers or bool"
+_NO_FIELD = "it holds neither numbers nor bool"
 
 
 class GroupedSource(Source):

@@ -51,6 +51,7 @@ class FoundFields:
     scales: dict[str, str] = field(default_factory=dict)  # fields that are coordinates of an axis
 
     def inside(self, group: str) -> FoundFields:
+        """Return those of one group, by their names inside it."""
         return FoundFields(
             _below(group, self.shapes),
             _below(group, self.left_out),
@@ -214,10 +215,10 @@ class _Walk:
                 if columns
                 else {}
             )
-            if self._h5py.h5ds.is_scale(item.id):
-                self._found.scales[name] = "a dimension scale"
             found = {f"{name}/{column}": shape for column, shape in columns.items()}
             self._found.shapes.update(found or {name: item.shape})
+            if self._h5py.h5ds.is_scale(item.id):
+                self._found.scales.update(dict.fromkeys(found or [name], "a dimension scale"))
 
     def _open(self, group: Any, name: str) -> tuple[str, Any]:
         """Return an item by name, or why it is not followed; raise errors behind hard links."""

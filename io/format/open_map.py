@@ -161,7 +161,8 @@ def _map_single(
 
 def check_unique(names: Sequence[str]) -> None:
     """Raise ValueError if a field is named twice."""
-    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    plain = [name.strip("/") for name in names]
+    twice = [name for place, name in enumerate(plain) if name in plain[:place]]
     if twice:
         raise ValueError(f"field {twice[0]!r} is named twice; name each field once")
 

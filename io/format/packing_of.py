@@ -16,7 +16,10 @@ from .slab_folder import import_h5py
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["Packing", "packing_of", "packing_text", "packing_warnings"]
+__all__ = ["FILLS", "Packing", "packing_of", "packing_text", "packing_warnings"]
+
+FILLS = ("_FillValue", "missing_value", "MissingValue")
+"""Attributes that mark missing values."""
 
 Packing = Mapping[str, Mapping[str, Any]]  # field -> attribute -> numbers or text
 
@@ -41,11 +44,14 @@ def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict
     """
     found = {}
     for name in fields:
-        if stored_name(group, name) not in file:  # a column of a table
-            continue
-        place = stored_name(group, name).encode()
+        stored = stored_name(group, name)
+        # What a table says holds for its columns.
+        place = (stored if stored in file else stored.rpartition("/")[0]).encode()
         values = {key: _read(file, place, key) for key in _ATTRIBUTES if _has(file, place, key)}
-        values = {key: v for key, v in values.items() if v != _ATTRIBUTES[key] and v == v}
+        plain = {
+            key for key, v in values.items() if v == _ATTRIBUTES[key] or (v != v and key in FILLS)
+        }
+        values = {key: v for key, v in values.items() if key not in plain}
         if values:
             found[name] = values
     return found

@@ -51,7 +51,7 @@ def map_sample_groups(
     Groups without one of the fields are left out. Only hard links are followed.
 
     Args:
-        file: it, open.
+        file: the open file.
         path: its path or URL, for messages and the map.
         identity: of the file.
         groups: what find_sample_groups() found in it.
@@ -106,7 +106,7 @@ def _columns(
         except UnsupportedType:
             if names is not None:
                 raise
-            left_out[column.name] = "its type is none of numbers or bool"
+            left_out[column.name] = "it holds neither numbers nor bool"
         else:
             columns.append(column)
     if not columns:
@@ -206,7 +206,8 @@ class _Column:
             self._refusal = _APART
 
     def _check_packing(self, place: str) -> None:
-        if packing_of(self._file, [place]).get(place, {}) != self.packing:
+        found = packing_of(self._file, [place]).get(place, {})
+        if repr(found) != repr(self.packing):  # NaN, too, is equal to itself
             raise DataError(
                 f"{self._path}: {place} is packed by other attributes than {self._first.name}, so "
                 "that equal values stand for different ones; unpack all"

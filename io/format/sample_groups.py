@@ -44,7 +44,9 @@ class SampleGroups:
 
     def are_meant(self, wanted: Sequence[str] | None) -> bool:
         """Return whether the wanted fields (None for all) are fields of samples."""
-        return wanted is None or all(name.strip("/") in self.fields for name in wanted)
+        if wanted is None:
+            return True
+        return len(wanted) > 0 and all(name.strip("/") in self.fields for name in wanted)
 
 
 def find_sample_groups(file: h5py.File, group: str = "") -> SampleGroups | None:

@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
 
 
 class UnsupportedType(DataError):
-    """The type of a dataset is none of numbers or bool."""
+    """A dataset holds neither numbers nor bool."""
 
 
 def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dtype[Any]:

@@ -228,7 +228,8 @@ class _Driver:
     def _end(self) -> None:
         """End all agents; after SIGTERM their ranks may save, until a second signal."""
         processes = [node.process for node in self._nodes.values()]
-        if self._stop == signal.SIGTERM and not self._is_hurried:
+        if self._stop == signal.SIGTERM:
+            self._is_hurried = False  # launchers often send the first signal twice
             for process in processes:
                 tell(process, "SIGTERM")
             end = time.monotonic() + save_limit_s() + _END_S

@@ -476,8 +476,8 @@ class NodeAgent:
                     if self._may_save and self._inputs is not None:
                         ending.register(self._inputs, selectors.EVENT_READ)
                     ready = {key.fd for key, _ in ending.select(max(min(left, _LOOK_S), 0.0))}
-                if self._inputs in ready and not os.read(self._inputs or 0, 4096):
-                    self._may_save = False
+                if self._inputs is not None and self._inputs in ready:
+                    self._may_save = os.read(self._inputs, 4096) != b""
                 if worker.ending in ready or left <= 0:
                     self._take_leave(worker)
 

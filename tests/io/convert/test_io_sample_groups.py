@@ -131,7 +131,7 @@ def test_text_is_no_field_packing_stays_and_other_attributes_are_named(tmp_path)
             file[f"{number:06d}"].attrs["taken"] = number
     lines = convert(path, tmp_path / "out")
     assert [spec.name for spec in open_map(tmp_path / "out").fields] == ["image", "label"]
-    assert "fields left out: 'caption' (its type is none of numbers or bool)" in lines[1]
+    assert "fields left out: 'caption' (it holds neither numbers nor bool)" in lines[1]
     assert "'000000@taken' (an attribute of one sample, or of several)" in lines[2]
     assert "field 'image' is packed (scale_factor 0.5)" in lines[3]
     assert open_map(tmp_path / "out").packing == {"image": {"scale_factor": 0.5}}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from hsgd.io import MixedLoader
 
 from hdf5_samples import make_slabs
+from hsgd.errors import DataError
 from loaders import loader_of
 
 __all__: list[str] = []
@@ -127,6 +129,75 @@ def test_a_draw_by_weight_goes_on(folders, done):
     assert (begun + steps_of(again) + steps_of(again))[:40] == expected[:40]
 
 
+def test_an_epoch_that_was_chosen_is_in_the_state(folders):
+    loader = mixed(folders)
+    steps_of(loader, 3)
+    loader.set_epoch(1)
+    again = mixed(folders)
+    again.load_state_dict(loader.state_dict())
+    again.set_epoch(1)
+    expected = mixed(folders)
+    expected.set_epoch(1)
+    assert again.steps_left == len(again)
+    assert steps_of(again) == steps_of(expected) and again.epoch == 1
+
+
+def test_a_resumed_epoch_can_be_asked_for_again(folders):
+    loader = mixed(folders)
+    steps_of(loader, 3)
+    again = mixed(folders)
+    again.load_state_dict(loader.state_dict())
+    rest = steps_of(again)
+    again.set_epoch(0)
+    assert again.steps_left == len(rest)
+    assert samples(steps_of(again)) == samples(rest)
+
+
+def test_close_ends_the_iteration(folders):
+    loader = mixed(folders)
+    steps = iter(loader)
+    next(steps)
+    loader.close()
+    assert list(steps) == []
+    assert samples(steps_of(loader)) == EVERY
+
+
+def skipping(folders, tmp_path, **options):
+    """Loaders of which one skips some batches: a slab is cut off after it was opened."""
+    broken = tmp_path / "broken"
+    shutil.rmtree(broken, ignore_errors=True)
+    shutil.copytree(folders["a"], broken)
+    loaders = {
+        "a": loader_of(broken, 4, 0, 1, shuffle="none", on_error="skip", **TINY),
+        "c": loader_of(folders["c"], 4, 0, 1, **TINY),
+    }
+    for slab in sorted(broken.glob("slab-*"))[options.pop("first", 1) :]:
+        with slab.open("r+b") as file:
+            file.truncate(9000)
+    return MixedLoader(loaders, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out")
+def test_a_loader_that_skips_all_batches_ends_a_draw_by_weight(folders, tmp_path):
+    loader = skipping(folders, tmp_path, first=0, weights={"a": 1, "c": 1}, steps=50)
+    with pytest.raises(DataError, match="loader 'a' gave no batch in a whole epoch"):
+        steps_of(loader)
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out")
+def test_batches_that_are_skipped_never_come_twice(folders, tmp_path):
+    every = steps_of(skipping(folders, tmp_path))
+    loader = skipping(folders, tmp_path)
+    assert 0 < len(every) < len(loader)
+    for done in range(1, len(every) + 1):
+        loader = skipping(folders, tmp_path)
+        begun = steps_of(loader, done)
+        again = skipping(folders, tmp_path)
+        again.load_state_dict(loader.state_dict())
+        again.set_epoch(0)
+        assert samples(begun, steps_of(again)) == samples(every)
+
+
 def test_an_iteration_that_another_one_replaces_ends_by_an_error(folders):
     loader = mixed(folders)
     first = iter(loader)
@@ -145,6 +216,9 @@ def test_an_iteration_that_another_one_replaces_ends_by_an_error(folders):
         ({"weights": {"a": 1, "b": 0, "c": 1}, "steps": 3}, "the weight of 'b' is 0"),
         ({"weights": {"a": 1, "b": float("nan"), "c": 1}, "steps": 3}, "the weight of 'b' is nan"),
         ({"weights": {"a": 1, "b": 1, "c": 1}, "steps": 0}, "steps is 0"),
+        ({"weights": {"a": 1, "b": 1, "c": 1}, "steps": 2.5}, "steps is 2.5"),
+        ({"weights": {"a": "x", "b": 1, "c": 1}, "steps": 2}, "the weight of 'a' is 'x'"),
+        ({"seed": -1}, "seed is -1; use an integer of at least 0"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(folders, options, text):
@@ -156,13 +230,21 @@ def test_wrong_loaders_and_states_are_refused(folders):
     loader = mixed(folders)
     with pytest.raises(ValueError, match="no loaders"):
         MixedLoader({})
+    with pytest.raises(TypeError, match="by name"):
+        MixedLoader([loader])
+    with pytest.raises(ValueError, match=r"of different ranks \(rank 0 of 1, rank 0 of 2\)"):
+        MixedLoader({"a": loader_of(folders["a"], 3, 0, 1), "b": loader_of(folders["b"], 3, 0, 2)})
     (one,) = [loader_of(folders["a"], 3, 0, 1)]
     with pytest.raises(ValueError, match="one loader has two names"):
         MixedLoader({"a": one, "b": one})
     state = loader.state_dict()
     for changed, text in (
         ({"seed": 7}, "seed 7, the MixedLoader has 0"),
-        ({"format": 9}, "format 9"),
+        ({"format": 9}, "no state of a MixedLoader"),
+        ({"epoch": None}, "damaged"),
+        ({"done": 99}, "damaged"),
+        ({"counts": [1]}, "damaged"),
+        ({"counts": [10**12, 1, 1]}, "damaged"),
         ({"loaders": {"a": {}}}, "has the loaders a, the MixedLoader a, b, c"),
     ):
         with pytest.raises(ValueError, match=text):

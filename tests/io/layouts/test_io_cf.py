@@ -58,6 +58,10 @@ def read(path, **options):
         ({"missing_value": -1e30}, np.float32([[1], [-1e30]]), np.float32([[1], [np.nan]])),
         ({"scale_factor": 0.1}, np.int32([[3], [4]]), np.array([[3], [4]]) * 0.1),
         ({"missing_value": 9999.0, "scale_factor": 2.0}, np.int8([[1]]), np.float32([[2]])),
+        ({"missing_value": np.inf}, np.int16([[1]]), np.float32([[1]])),
+        ({"missing_value": [np.nan, 5.0]}, np.int16([[1], [5]]), np.float32([[1], [np.nan]])),
+        ({"missing_value": 1e30}, np.float16([[1], [np.inf]]), np.float32([[1], [np.inf]])),
+        ({"scale_factor": np.nan}, np.int16([[1]]), np.float32([[np.nan]])),
     ],
 )
 def test_values_are_those_that_are_meant(tmp_path, attributes, stored, wanted):
@@ -77,6 +81,20 @@ def test_tensors_and_a_transform_after_it(tmp_path):
     assert batches[0].dtype == torch.float32
     assert torch.cat(batches)[:2].tolist() == [[1, 1.5], [-16383, 4.5]]
     assert torch.cat(batches)[2].isnan().tolist() == [True, False]
+
+
+def test_fields_are_as_they_are_delivered(tmp_path):
+    path = save(tmp_path / "a.h5", {"scale_factor": 0.5})
+    found = {spec.name: spec.dtype for spec in loader_of(path, 2, decode="cf").fields}
+    assert found == {"t2m": np.float32, "number": np.int64}
+
+
+def test_attributes_of_a_table_hold_for_its_columns(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["t"] = np.array([(1, 2.0), (3, 4.0)], [("a", "i2"), ("b", "f4")])
+        file["t"].attrs["scale_factor"] = 0.5
+    found = read(tmp_path / "a.h5")
+    assert (found["t/a"].tolist(), found["t/b"].tolist()) == ([0.5, 1.5], [1.0, 2.0])
 
 
 def test_slabs_and_ragged_fields_keep_it(tmp_path):

@@ -11,8 +11,10 @@ import pytest
 from hsgd.io import open_map
 
 from hdf5_samples import collect
+from hsgd import Comm
 from hsgd.errors import DataError
 from loaders import loader_of
+from ranks import meeting_point
 from toolkit.range_server import RangeServer
 
 __all__: list[str] = []
@@ -95,6 +97,21 @@ def test_samples_behind_a_url_and_past_the_page_cache(tmp_path):
         loader_of(path, 7, shuffle="none", mapped=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*is read as one sample")
+@pytest.mark.parametrize("stored", ["contiguous", "gzip", "two chunks", "big-endian"])
+def test_samples_from_the_memory_of_the_node(tmp_path, stored):
+    options, _ = STORED[stored]
+    path = save(tmp_path / "a.h5", **options)
+    with Comm.local(meeting_point(), 0, 1) as comm:
+        loader = loader_of(path, 7, comm=comm, as_numpy=True, cache_bytes=1 << 20)
+        for _ in range(2):
+            found = collect(loader)
+            assert sorted(found["obs/label"].tolist()) == list(range(COUNT))
+            for image, label in zip(found["image"], found["obs/label"], strict=True):
+                wanted = pixels(int(label), options.get("dtype", np.uint8))
+                np.testing.assert_array_equal(image, wanted)
+
+
 def test_the_choice_is_said_and_names_of_datasets_are_another(tmp_path):
     path = save(tmp_path / "a.h5", home="data/demo_")
     with pytest.warns(UserWarning, match="each of 40 groups, data/demo_0 to data/demo_39, is read"):
@@ -122,7 +139,7 @@ def test_groups_and_fields_that_are_left_out_are_named(tmp_path):
     found = open_map(path)
     assert found.num_samples == COUNT - 2
     assert dict(found.left_out) == {
-        "text": "its type is none of numbers or bool",
+        "text": "it holds neither numbers nor bool",
         "7": "no obs/label",
         "11": "no image",
         "meta": "no image, obs/label",
@@ -166,7 +183,8 @@ def test_arrays_packed_in_different_ways_are_refused(tmp_path):
     with h5py.File(path, "r+") as file:
         for number in range(COUNT):
             file[f"{number}/image"].attrs["scale_factor"] = 0.25
-    assert open_map(path).packing == {"image": {"scale_factor": 0.25}}
+            file[f"{number}/image"].attrs["missing_value"] = [np.nan, 1.0]
+    assert list(open_map(path).packing["image"]) == ["scale_factor", "missing_value"]
 
 
 def test_arrays_that_nobody_wrote_are_refused(tmp_path):
@@ -176,6 +194,14 @@ def test_arrays_that_nobody_wrote_are_refused(tmp_path):
         file["11"].create_dataset("image", (4, 6), np.uint8)
     with pytest.raises(DataError, match="11/image: none of 4 rows was ever written"):
         loader_of(path, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"), [([], "no field to read"), (["image", "/image"], "'image' is named twice")]
+)
+def test_no_field_and_a_field_twice_are_refused(tmp_path, fields, text):
+    with pytest.raises((DataError, ValueError), match=text):
+        open_map(save(tmp_path / "a.h5"), fields)
 
 
 def test_a_file_that_was_cut_off_is_refused(tmp_path):

@@ -48,3 +48,11 @@ def test_scales_that_are_named_or_alone_are_read(path):
             del file[name]
     assert [spec.name for spec in open_map(path).fields] == ["axes/time"]
     assert open_map(path).left_out == {}
+
+
+def test_a_table_that_is_a_scale_is_left_out_by_its_columns(path):
+    with h5py.File(path, "r+") as file:
+        file["t"] = np.zeros(5, [("a", "i4"), ("b", "i4")])
+        file["t"].make_scale("t")
+    assert [spec.name for spec in open_map(path).fields] == ["temp"]
+    assert {"t/a", "t/b"} < {*open_map(path).left_out}
