@@ -150,7 +150,7 @@ def test_a_virtual_dataset_with_a_missing_part_is_refused(tmp_path):
     [
         (["one", "two"], "variable-length or text"),
         (np.array([b"ab", b"cd"]), "variable-length or text"),
-        (np.zeros(2, [("a", "i4"), ("b", "f4")]), "only numbers and bool"),
+        (np.zeros(2, [("a", "S4"), ("b", "S2")]), "only numbers and bool"),
     ],
 )
 def test_fields_that_cannot_become_tensors_are_refused_by_name(tmp_path, values, kind):
