@@ -243,6 +243,10 @@ def swapped_slabs(folder):
     shutil.copy(folder / "slab-00001.h5", folder / "slab-00002.h5")
 
 
+def other_count(folder):
+    rewrite_attribute(folder / "slab-00002.h5", "num_samples", np.int64(13))
+
+
 def future_version(folder):
     rewrite_attribute(folder / "index.h5", "format_version", np.int64(99))
 
@@ -286,6 +290,7 @@ def no_index(folder):
         (unsealed_index, r"index\.h5: not sealed"),
         (slab_of_another_dataset, r"slab-00002\.h5: slab of another dataset"),
         (swapped_slabs, r"slab-00002\.h5: says .*\(1, 7, 14\), expected \(2, 7, 28\)"),
+        (other_count, r"slab-00002\.h5: 15 samples, its header says 13; restore slab 2"),
         (future_version, r"index\.h5: format_version 99, this hsgd reads 2"),
         (missing_attribute, r"slab-00002\.h5: attribute global_start is missing"),
         (missing_field, r"slab-00002\.h5: damaged"),
