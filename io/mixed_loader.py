@@ -55,12 +55,15 @@ class MixedLoader(Closing):
         self._steps, self._seed = steps or 0, seed
         self._epoch, self._chosen = 0, True  # of the next iteration
         self._loaded = self._is_over = False  # a state is loaded, which may be that of an end
+        self._forget_order()
+        self._running: dict[str, Iterator[Any]] = {}
+        self._turn: object = None  # of the iteration that may go on
+
+    def _forget_order(self) -> None:
         self._key = 0  # steps of the epoch before this order was drawn
         self._counts: list[int] = []  # of the order
         self._order = np.empty(0, np.int64)
         self._done = 0  # steps of the order
-        self._running: dict[str, Iterator[Any]] = {}
-        self._turn: object = None  # of the iteration that may go on
 
     @property
     def epoch(self) -> int:
@@ -130,7 +133,7 @@ class MixedLoader(Closing):
         self._epoch, self._chosen = epoch, True
         if not self._loaded:
             self._turn = object()
-            self._counts, self._order, self._key, self._done = [], self._order[:0], 0, 0
+            self._forget_order()
             if self._weights is None:
                 self._running.clear()
                 for loader in self._loaders.values():
@@ -150,15 +153,18 @@ class MixedLoader(Closing):
         """
         return {
             "format": _FORMAT,
-            "seed": self._seed,
-            "weights": None if self._weights is None else self._weights.tolist(),
-            "steps": self._steps,
+            **self._settings(),
             "epoch": self._epoch,
             "key": self._key,
             "counts": self._counts,
             "done": self._done,
             "loaders": {name: loader.state_dict() for name, loader in self._loaders.items()},
         }
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what a state must have in common with a loader that continues from it."""
+        weights = None if self._weights is None else self._weights.tolist()
+        return {"seed": self._seed, "weights": weights, "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where state_dict() was called; on every rank.
@@ -177,7 +183,7 @@ class MixedLoader(Closing):
         self._chosen = not counts  # saved before the first step
         self._loaded = self._is_over = False
         if not counts:
-            self._counts, self._order, self._key, self._done = [], self._order[:0], 0, 0
+            self._forget_order()
             return
         self._draw(state["key"], counts)
         self._done = done
@@ -193,14 +199,13 @@ class MixedLoader(Closing):
                 self._draw(state["key"] + done, left)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        own = self.state_dict()
         if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
             raise ValueError("this is no state of a MixedLoader; pass what state_dict() returned")
-        for name in ("seed", "weights", "steps"):
-            if state.get(name) != own[name]:
+        for name, own in self._settings().items():
+            if state.get(name) != own:
                 raise ValueError(
                     f"this state was saved with {name} {state.get(name)!r}, the MixedLoader has "
-                    f"{own[name]!r}; make it as it was"
+                    f"{own!r}; make it as it was"
                 )
         states, counts = state.get("loaders"), state.get("counts")
         if not isinstance(states, Mapping) or list(states) != self._names:

@@ -10,13 +10,12 @@ import numpy as np
 
 from ..format.ragged import Block, Ragged, elements, part_of_block, ragged_of
 from ..format.slab_folder import FieldSpec
+from ..format.supported_dtype import NUMBERS
 from ..needed_for import needed_for
 from ..order.epoch_order import permutation
 from .source import Source
 
 __all__ = ["ArraySource", "digits_splits"]
-
-_KINDS = "biufc"
 
 
 class ArraySource(Source):
@@ -66,7 +65,7 @@ def _in_memory(name: str, values: Any) -> Block:
         dtype = np.result_type(*{v.dtype for v in values})
         return _in_memory(name, ragged_of(values, first.shape[1:], dtype))
     array = np.asarray(values)
-    if array.dtype.kind not in _KINDS or not array.ndim:
+    if array.dtype.kind not in NUMBERS or not array.ndim:
         raise TypeError(
             f"field {name!r} is {array.dtype} of shape {array.shape}; only arrays of numbers and "
             "bool can be converted"

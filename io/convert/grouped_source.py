@@ -20,13 +20,11 @@ from ..format.ragged import Block, ragged_of
 from ..format.sample_groups import SampleGroups, hard_linked
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import StoredRows
-from ..format.supported_dtype import supported_dtype
+from ..format.supported_dtype import NO_NUMBERS, supported_dtype
 from ..order.epoch_order import IntArray
 from .source import Source
 
 __all__ = ["GroupedSource"]
-
-_NO_FIELD = "it holds neither numbers nor bool"
 
 
 class GroupedSource(Source):
@@ -115,7 +113,7 @@ class GroupedSource(Source):
             except DataError:
                 if not choose:
                     raise
-                unused[name] = _NO_FIELD
+                unused[name] = NO_NUMBERS
                 continue
             if missing := load_filters(first):
                 raise DataError(f"{self._path}: field {name!r}: {missing}")

@@ -20,12 +20,12 @@ from hsgd.base.closing import Closing
 from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
+from ..format.supported_dtype import NUMBERS
 from .convert_to_slabs import convert_to_slabs
 from .staged_folder import check_target
 
 __all__ = ["SampleWriter"]
 
-_KINDS = "biufc"
 _ENDING = ".samples"
 _BUFFER_BYTES = 1 << 20
 
@@ -278,6 +278,6 @@ def _array_of(name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8)
     array = np.asarray(value)
-    if array.dtype.kind not in _KINDS:
+    if array.dtype.kind not in NUMBERS:
         raise TypeError(f"field {name!r} is {array.dtype}; only numbers, bool and bytes are taken")
     return array

@@ -28,6 +28,7 @@ from ..format.ragged import Block, Ragged, ragged_of
 from ..format.sample_groups import find_sample_groups
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
 from ..format.stored_rows import StoredRows
+from ..format.supported_dtype import NUMBERS
 from ..format.table_columns import find_field, form_of
 from ..order.epoch_order import IntArray
 from ..reading.claimed_memory import claimed_memory
@@ -64,7 +65,6 @@ _UNREADABLE = (
 )
 
 PARQUET_SUFFIXES = frozenset({".parquet", ".pq"})
-_KINDS = "biufc"
 _ROWS = 1024  # ragged samples per block, while their size is unknown
 
 
@@ -167,7 +167,7 @@ def _vlen_spec(dataset: Any, column: str, path: Path, name: str) -> FieldSpec:
         return FieldSpec(name, shape[1:], dtype.newbyteorder("="))
     base = import_h5py().check_vlen_dtype(dataset.dtype)
     dtype = np.dtype(base)
-    if dtype.kind not in _KINDS or len(dataset.shape) != 1:
+    if dtype.kind not in NUMBERS or len(dataset.shape) != 1:
         raise DataError(
             f"{path}: field {name!r} has shape {dataset.shape} of variable-length {base}; only one "
             "axis, of numbers, can be converted; name other fields with --fields"
@@ -385,7 +385,7 @@ def _read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dty
         raise DataError(f"{where}: not a readable .npy array: {first_line(error)}") from None
     if min(shape, default=0) < 0:
         raise DataError(f"{where}: not a readable .npy array: its shape is {shape}")
-    if dtype.kind not in _KINDS:
+    if dtype.kind not in NUMBERS:
         raise DataError(f"{where} has dtype {dtype}; only numbers and bool can be converted")
     if not shape:
         raise DataError(f"{where} is a single number; choose the fields with --fields")

@@ -361,12 +361,13 @@ def _map_file(
         ragged = not column and LONGEST in item.attrs
         dataset = item[VALUES] if ragged else item
         shape, dtype = form_of(dataset, column, path, name)
+        stored_dtype = dataset.dtype if column else dtype
         unwritten = stored_rows.gaps(dataset)
         specs.append(FieldSpec(name, shape[1:], dtype.newbyteorder("="), ragged))
         other = linked_file(file, dataset)
         linked = None if other is None else (str(other), identity_of(other.stat()))
         file_bytes = size if linked is None else linked[1][0]
-        check_claim(dataset, dataset.dtype if column else dtype, file_bytes, path)
+        check_claim(dataset, stored_dtype, file_bytes, path)
         home = file if other is None else dataset.file
         refusal = "a column of a table" if column else ""
         refusal = refusal or _bypass_refusal(home, dataset, dtype, file_bytes, other or path)
@@ -392,7 +393,7 @@ def _map_file(
             offset,
             dtype,
             chunks[0],
-            math.prod(chunks) * (dataset.dtype if column else dtype).itemsize,
+            math.prod(chunks) * stored_dtype.itemsize,
             refusal,
             checksums,
             offsets,

@@ -23,6 +23,7 @@ from .sample_groups import SampleGroups
 from .slab_folder import FieldSpec, import_h5py
 from .stored_rows import StoredRows
 from .supported_dtype import (
+    NO_NUMBERS,
     UnsupportedType,
     check_claim,
     check_h5py_reads,
@@ -64,7 +65,13 @@ def map_sample_groups(
     home = file[groups.home or "/"]
     left_out = names_in(home)[1]
     left_out |= {name: "only some groups have it" for name in groups.others if names is None}
-    columns = _columns(file, path, identity[0], groups, names, left_out)
+    columns = [
+        _Column(name.strip("/"), file, path, identity[0])
+        for name in (groups.fields if names is None else names)
+    ]
+    columns = _begun(columns, home.id, groups, left_out if names is None else None)
+    if not columns:
+        raise DataError(f"{path}: no field of numbers in its groups ({', '.join(groups.fields)})")
     kept = []
     for name in groups.names:
         missing = _add(home.id, name, stored_name(groups.home, name), columns)
@@ -89,29 +96,21 @@ def map_sample_groups(
     )
 
 
-def _columns(
-    file: h5py.File,
-    path: Path | str,
-    file_bytes: int,
-    groups: SampleGroups,
-    names: Sequence[str] | None,
-    left_out: dict[str, str],
+def _begun(
+    columns: Sequence[_Column], home: Any, groups: SampleGroups, left_out: dict[str, str] | None
 ) -> list[_Column]:
-    """Return a column for each field; without `names` put fields of other types into `left_out`."""
-    home, columns = file[groups.home or "/"].id, []
-    for name in groups.fields if names is None else names:
-        column = _Column(name.strip("/"), file, path, file_bytes)
+    """Begin each column with its first array; other types go to `left_out`, if given."""
+    found = []
+    for column in columns:
         try:
             column.begin(next(filter(None, (_find(home, one, column) for one in groups.names))))
         except UnsupportedType:
-            if names is not None:
+            if left_out is None:
                 raise
-            left_out[column.name] = "it holds neither numbers nor bool"
+            left_out[column.name] = NO_NUMBERS
         else:
-            columns.append(column)
-    if not columns:
-        raise DataError(f"{path}: no field of numbers in its groups ({', '.join(groups.fields)})")
-    return columns
+            found.append(column)
+    return found
 
 
 def _add(home: Any, name: str, place: str, columns: Sequence[_Column]) -> list[str]:
@@ -142,14 +141,14 @@ def _linked(h5py: Any, group: Any, steps: Sequence[bytes], open_last: Any) -> An
             if group.links.get_info(step).type != h5py.h5l.TYPE_HARD:
                 return None
             group = (h5py.h5g.open if left > 1 else open_last)(group, step)
-        except (
-            KeyError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ):  # no such link, or another kind of object
-            return None
+        except (KeyError, RuntimeError, TypeError, ValueError):
+            return None  # no such link, or another kind of object
     return group
+
+
+def _filters_of(create: Any) -> list[Any]:
+    """Return number and settings of each filter."""
+    return [create.get_filter(number)[::2] for number in range(create.get_nfilters())]
 
 
 class _Column:
@@ -202,6 +201,7 @@ class _Column:
             found = chunks_of(self._first, self._file_bytes)
             self._chunks = None if isinstance(found, str) else found
             self._refusal = found if isinstance(found, str) else ""
+            self._filters = _filters_of(self._first.id.get_create_plist())
         elif item.get_offset() is None:
             self._refusal = _APART
 
@@ -227,16 +227,13 @@ class _Column:
         if (
             not is_chunked
             or create.get_chunk() != self._shape
-            or self._filters_of(create) != self._filters_of(self._first.id.get_create_plist())
+            or _filters_of(create) != self._filters
             or item.get_num_chunks() != 1
         ):
             self._give_up(item, place)
             return
         chunk = item.get_chunk_info(0)
         self._keep(chunk.byte_offset, chunk.size, chunk.filter_mask, place)
-
-    def _filters_of(self, create: Any) -> list[Any]:
-        return [create.get_filter(number)[::2] for number in range(create.get_nfilters())]
 
     def _keep(self, position: int, nbytes: int, mask: int, place: str) -> None:
         if position + nbytes > self._file_bytes:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import h5py
 
 __all__ = [
+    "NO_NUMBERS",
+    "NUMBERS",
     "UnsupportedType",
     "check_claim",
     "check_h5py_reads",
@@ -26,7 +28,10 @@ __all__ = [
     "supported_dtype",
 ]
 
-NUMBERS = "biufc"  # bool, integers, floats, complex: these become tensors
+NUMBERS = "biufc"
+"""Kinds of dtypes that become tensors: bool, integers, floats, complex."""
+NO_NUMBERS = "it holds neither numbers nor bool"
+"""Why a field that was not asked for is left out."""
 _MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
 
 

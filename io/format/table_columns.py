@@ -35,11 +35,14 @@ def find_field(file: h5py.File, stored: str) -> tuple[Any, str]:
 
     Raises KeyError if there is none.
     """
-    home, _, column = stored.rpartition("/")
-    table = file.get(home) if home and stored not in file else None
-    if isinstance(table, import_h5py().Dataset):
+    try:
+        return file[stored], ""
+    except KeyError:
+        home, _, column = stored.rpartition("/")
+        table = file.get(home) if home else None
+        if not isinstance(table, import_h5py().Dataset):
+            raise
         return table, column
-    return file[stored], ""
 
 
 def form_of(
