@@ -23,6 +23,7 @@ from hsgd.jobs.launch.horovod_wheel import cache_folder
 from mpi_programs import taken_by_rank
 from other_mpis import InstalledMpi, install_mpi
 from tiers import short_form
+from toolkit.pip_download import pip_download
 
 __all__: list[str] = []
 
@@ -49,9 +50,8 @@ def source_archive() -> Path:
     if not archive.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q"]
-            words = ["--no-deps", "--no-build-isolation", "--no-binary", "mpi4py", "-d", scratch]
-            subprocess.run([*pip, *words, f"mpi4py=={version}"], check=True, timeout=LIMIT_S)
+            words = ("--no-build-isolation", "--no-binary", "mpi4py", f"mpi4py=={version}")
+            pip_download(Path(scratch), *words)
             os.replace(Path(scratch, archive.name), archive)
     return archive
 

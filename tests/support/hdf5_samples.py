@@ -11,6 +11,7 @@ import numpy as np
 from hsgd.io import convert_to_slabs
 
 __all__ = [
+    "OTHER_FORMS",
     "arrays_of",
     "collect",
     "make_photo_slabs",
@@ -83,6 +84,15 @@ def rewrite_attribute(path: Path, name: str, value: Any) -> None:
     """Change one root attribute of an HDF5 file in place."""
     with h5py.File(path, "r+") as file:
         file.attrs[name] = value
+
+
+# Arrays that do not fit (4, 6) uint8, and their form in messages.
+OTHER_FORMS = [
+    (np.zeros((4, 7), np.uint8), "(4, 7) uint8"),
+    (np.zeros((4, 6), np.int16), "(4, 6) int16"),
+    (np.uint8(3), "() uint8"),
+    (h5py.Empty("u1"), "None uint8"),
+]
 
 
 def collect(batches: Iterable[dict[str, Any]]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hsgd.io import open_map
 
-from hdf5_samples import collect
+from hdf5_samples import OTHER_FORMS, collect
 from hsgd import Comm
 from hsgd.errors import DataError
 from loaders import loader_of
@@ -153,22 +153,15 @@ def test_groups_and_fields_that_are_left_out_are_named(tmp_path):
     assert "'7' (no obs/label), '11' (no image)" in said[0] and len(said) == 2
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (np.zeros((4, 7), np.uint8), r"11/image is \(4, 7\) uint8, but /0/image \(4, 6\) uint8"),
-        (np.zeros((4, 6), np.int16), r"11/image is \(4, 6\) int16, but /0/image"),
-        (np.uint8(3), r"11/image is \(\) uint8, but /0/image"),
-        (h5py.Empty("u1"), "11/image is None uint8, but /0/image"),
-    ],
-)
-def test_arrays_that_differ_are_refused_by_name(tmp_path, value, text):
+@pytest.mark.parametrize(("value", "form"), OTHER_FORMS)
+def test_arrays_that_differ_are_refused_by_name(tmp_path, value, form):
     path = save(tmp_path / "a.h5")
     with h5py.File(path, "r+") as file:
         del file["11/image"]
         file["11/image"] = value
-    with pytest.raises(DataError, match=f"{text}.*hsgd data convert"):
+    with pytest.raises(DataError, match=r"hsgd data convert") as raised:
         open_map(path)
+    assert f"11/image is {form}, but /0/image (4, 6) uint8" in str(raised.value)
 
 
 def test_arrays_packed_in_different_ways_are_refused(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from hsgd.io import open_map
 from hdf5_samples import collect
 from hsgd.errors import DataError
 from loaders import loader_of
+from toolkit.pip_download import pip_download
 
 __all__: list[str] = []
 
@@ -43,11 +42,7 @@ def is_hdf5(content: bytes) -> bool:
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The HDF5 files of the packages' wheels."""
     home = tmp_path_factory.mktemp("published")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q"]
-    words = [*pip, "--no-deps", "--only-binary", ":all:", "-d", str(home), *PACKAGES]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"the package index has them not: {done.stderr.strip().splitlines()[-1]}")
+    pip_download(home, "--only-binary", ":all:", *PACKAGES)
     found = []
     for wheel in sorted(home.glob("*.whl")):
         folder = home / wheel.name.partition("-")[0]
