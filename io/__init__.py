@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .dataset import PartitionedDataset
     from .format.attributes import class_names
     from .format.data_map import DataMap
-    from .format.open_map import open_map
     from .format.ragged import Ragged
+    from .layouts.open_map import open_map
     from .loader import Batch, PartitionedLoader
     from .mixed_loader import MixedLoader
     from .options import CacheOptions, ReadOptions
@@ -61,7 +61,7 @@ _HOMES = {
     "class_names": "format.attributes",
     "convert_to_slabs": "convert.convert_to_slabs",
     "images": "batches.image_decoder",
-    "open_map": "format.open_map",
+    "open_map": "layouts.open_map",
     "share_of": "order.epoch_order",
     "upload_slabs": "convert.upload_slabs",
 }

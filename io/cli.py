@@ -28,7 +28,7 @@ from .convert.upload_slabs import check_target, upload_slabs
 from .dataset_summary import describe, document, table
 from .format.chunks import COMPRESSIONS
 from .format.index_checksum import unchecked_index
-from .format.open_map import open_map, open_undamaged
+from .layouts.open_map import open_map, open_undamaged
 from .loader import PartitionedLoader
 from .needed_for import needed_for
 from .options import ReadOptions, Shuffle

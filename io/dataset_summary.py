@@ -10,8 +10,8 @@ from hsgd.base.bytes_text import bytes_text
 from .class_counts import ClassCounts, class_counts
 from .format.data_map import DataMap
 from .format.packing_of import packing_text
-from .format.sample_groups import LEAST_GROUPS
 from .format.slab_folder import SOURCE_ORDER
+from .layouts.sample_groups import LEAST_GROUPS
 
 __all__ = ["describe", "document", "table"]
 

@@ -40,12 +40,12 @@ from .cache.seats import seats_of
 from .epoch_state import EpochState, OrderSettings
 from .format.data_map import DataMap
 from .format.fields import left_out_line
-from .format.open_map import open_map
-from .format.packed_map import packed_map
 from .format.packing_of import packing_warnings
 from .format.slab_folder import FieldSpec
 from .format.stored_rows import unwritten_lines
 from .iterations import Iterations
+from .layouts.open_map import open_map
+from .layouts.packed_map import packed_map
 from .memory_plan import MemoryPlan
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
 from .order.epoch_order import Cut, Share

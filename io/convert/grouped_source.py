@@ -17,10 +17,10 @@ from ..format.fields import left_out_line, names_in, stored_name
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, ragged_of
-from ..format.sample_groups import SampleGroups, hard_linked
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import StoredRows
 from ..format.supported_dtype import NO_NUMBERS, supported_dtype
+from ..layouts.sample_groups import SampleGroups, hard_linked
 from ..order.epoch_order import IntArray
 from .source import Source
 

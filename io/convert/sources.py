@@ -21,15 +21,15 @@ from ..format.attributes import Attributes, read_attributes
 from ..format.chunk_bounds import check_stored_chunks
 from ..format.chunks import load_filters
 from ..format.fields import choose_fields, find_fields, linked_file
-from ..format.open_map import check_unique, open_map
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, Ragged, ragged_of
-from ..format.sample_groups import find_sample_groups
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
 from ..format.stored_rows import StoredRows
 from ..format.supported_dtype import NUMBERS
 from ..format.table_columns import find_field, form_of
+from ..layouts.open_map import check_unique, open_map
+from ..layouts.sample_groups import find_sample_groups
 from ..order.epoch_order import IntArray
 from ..reading.claimed_memory import claimed_memory
 from ..reading.row_reader import RowReader

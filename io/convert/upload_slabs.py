@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hsgd.errors import DataError
 
-from ..format.open_map import open_map
 from ..format.slab_folder import INDEX_NAME, is_slab_folder, slab_name
+from ..layouts.open_map import open_map
 from ..remote.object_writer import ObjectWriter, StoredObject, UnseenObject, md5_of
 from ..remote.urls import child_url, is_url, names_a_file, url_of
 from .progress import Advance, Progress

@@ -17,8 +17,8 @@ import numpy as np
 from hsgd.errors import DataError
 
 from ..format.data_map import DataMap
-from ..format.open_map import open_map
 from ..format.opening import identity_of
+from ..layouts.open_map import open_map
 from ..rank_group import RankGroup
 from ..remote.object_reader import RemoteAccess
 

@@ -82,7 +82,7 @@ WINGS = {
         "hsgd.torch.elastic hsgd.torch.gradients hsgd.torch"
     ),
     "io": (
-        "hsgd.io.order hsgd.io.remote hsgd.io.format hsgd.io.reading hsgd.io.cache "
+        "hsgd.io.order hsgd.io.remote hsgd.io.format hsgd.io.layouts hsgd.io.reading hsgd.io.cache "
         "hsgd.io.batches hsgd.io.convert hsgd.io"
     ),
     "tools": "hsgd.tools hsgd.tools.status hsgd.tools.plan hsgd.tools.doctor hsgd.tools.cli",

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from hsgd.errors import DataError
 
-from .chunks import Chunks, chunks_of
-from .data_map import DataMap, Extent, SlabMap
-from .fields import names_in, stored_name
-from .opening import Identity
-from .packing_of import packing_of
-from .sample_groups import SampleGroups
-from .slab_folder import FieldSpec, import_h5py
-from .stored_rows import StoredRows
-from .supported_dtype import (
+from ..format.chunks import Chunks, chunks_of
+from ..format.data_map import DataMap, Extent, SlabMap
+from ..format.fields import names_in, stored_name
+from ..format.opening import Identity
+from ..format.packing_of import packing_of
+from ..format.slab_folder import FieldSpec, import_h5py
+from ..format.stored_rows import StoredRows
+from ..format.supported_dtype import (
     NO_NUMBERS,
     UnsupportedType,
     check_claim,
@@ -30,6 +29,7 @@ from .supported_dtype import (
     is_stored_as_in_memory,
     supported_dtype,
 )
+from .sample_groups import SampleGroups
 
 if TYPE_CHECKING:
     import h5py

@@ -15,14 +15,11 @@ import numpy as np
 
 from hsgd.errors import DataError
 
-from ..remote.metadata_file import MetadataFile
-from ..remote.object_reader import ObjectMissing, ObjectReader, RemoteAccess
-from ..remote.urls import is_url, names_a_file, parent_url, url_of
-from .chunks import chunks_of
-from .data_map import DataMap, Extent, Offsets, SlabMap
-from .fields import choose_fields, inner_name, linked_file, stored_name
-from .index_checksum import check_index
-from .opening import (
+from ..format.chunks import chunks_of
+from ..format.data_map import DataMap, Extent, Offsets, SlabMap
+from ..format.fields import choose_fields, inner_name, linked_file, stored_name
+from ..format.index_checksum import check_index
+from ..format.opening import (
     Folder,
     Identity,
     LocalFolder,
@@ -32,10 +29,8 @@ from .opening import (
     examined_object,
     identity_of,
 )
-from .packing_of import packing_of
-from .sample_group_map import map_sample_groups
-from .sample_groups import find_sample_groups
-from .slab_folder import (
+from ..format.packing_of import packing_of
+from ..format.slab_folder import (
     CHECKSUMS,
     INDEX_NAME,
     LARGEST_BLOCK,
@@ -49,9 +44,14 @@ from .slab_folder import (
     read_header,
     slab_name,
 )
-from .stored_rows import StoredRows
-from .supported_dtype import check_claim, check_h5py_reads, is_stored_as_in_memory
-from .table_columns import find_field, form_of
+from ..format.stored_rows import StoredRows
+from ..format.supported_dtype import check_claim, check_h5py_reads, is_stored_as_in_memory
+from ..format.table_columns import find_field, form_of
+from ..remote.metadata_file import MetadataFile
+from ..remote.object_reader import ObjectMissing, ObjectReader, RemoteAccess
+from ..remote.urls import is_url, names_a_file, parent_url, url_of
+from .sample_group_map import map_sample_groups
+from .sample_groups import find_sample_groups
 
 if TYPE_CHECKING:
     import h5py

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .fields import names_in, stored_name
-from .slab_folder import LONGEST, import_h5py
+from ..format.fields import names_in, stored_name
+from ..format.slab_folder import LONGEST, import_h5py
 
 if TYPE_CHECKING:
     import h5py

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .data_map import DataMap, Extent, SlabMap, Windows
-from .slab_folder import FieldSpec
+from ..format.data_map import DataMap, Extent, SlabMap, Windows
+from ..format.slab_folder import FieldSpec
 
 __all__ = ["packed_map"]
 
