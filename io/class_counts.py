@@ -41,7 +41,8 @@ def class_counts(data: DataMap) -> dict[str, ClassCounts]:
         and data.slabs[0].extents[spec.name].linked is None
     }
     found = {}
-    for stored, names in (class_names_of(data.path, labels) if labels else {}).items():
+    home = data.path if data.header is not None else data.slabs[0].path
+    for stored, names in (class_names_of(home, labels) if labels else {}).items():
         spec = labels[stored]
         found[spec.name] = ClassCounts(names)
         if data.access is None and data.num_samples <= _MOST_SAMPLES:

@@ -25,7 +25,9 @@ def describe(data: DataMap) -> str:
     size = bytes_text(data.nbytes)
     header = data.header
     if header is None:
-        kind = f"HDF5 file, {data.num_samples} samples, {size}"
+        files = len({slab.path for slab in data.slabs})
+        kind = "HDF5 file" if files == 1 else f"{files} HDF5 files"
+        kind += f", {data.num_samples} samples, {size}"
     else:
         order = (
             "in the order of the source"

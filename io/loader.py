@@ -44,8 +44,10 @@ from .format.packing_of import packing_warnings
 from .format.slab_folder import FieldSpec
 from .format.stored_rows import unwritten_lines
 from .iterations import Iterations
+from .layouts.files_of import Place
 from .layouts.open_map import open_map
 from .layouts.packed_map import packed_map
+from .layouts.single_map import Layout
 from .memory_plan import MemoryPlan
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
 from .order.epoch_order import Cut, Share
@@ -85,7 +87,7 @@ class PartitionedLoader(Closing):
 
     Args:
         path: a slab folder (hsgd data convert), an ordinary HDF5 file, or the URL of one (https,
-            http or s3).
+            http or s3); or several files: a list, a pattern such as "parts/*.h5", or a folder.
         batch_size: samples per rank.
         rank: with world_size; if both are None they come from comm, from torch.distributed, or from
             torchrun, hsgd run, horovodrun, mpirun or srun; repr() shows the source.
@@ -100,6 +102,8 @@ class PartitionedLoader(Closing):
         fields: names to read; all by default.
         group: of an HDF5 file, such as "train": it replaces the whole file, and names are those
             inside it.
+        layout: what a sample is, as for open_map(): "rows" of datasets, "groups" of a file,
+            "files", or "auto", which warns of its choice unless that is rows.
         pack: a sample is a window of this many elements of the ragged fields (those of `fields`):
             window n has the elements [n * pack, (n + 1) * pack) of all samples in the order of the
             files. Less than `pack` elements at the end are left out. A batch then has "cu_seqlens",
@@ -132,7 +136,7 @@ class PartitionedLoader(Closing):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Place | Sequence[Place],
         batch_size: int,
         rank: int | None = None,
         world_size: int | None = None,
@@ -143,6 +147,7 @@ class PartitionedLoader(Closing):
         pad: bool = True,
         fields: Sequence[str] | None = None,
         group: str | None = None,
+        layout: Layout = "auto",
         pack: int | None = None,
         decode: Mapping[str, ImageDecoder] | Literal["cf"] | None = None,
         as_numpy: bool = False,
@@ -157,7 +162,7 @@ class PartitionedLoader(Closing):
         read, to_device = read or ReadOptions(), _transfer(device, as_numpy)
         order: Shuffle = ("block" if shuffle else "none") if isinstance(shuffle, bool) else shuffle
         self._options, self._comm, self._decoders = read, comm, decoders_of(decode)
-        self._data = data = _open(path, fields, group, comm, read)
+        self._data = data = _open(path, fields, group, comm, read, layout)
         if pack is not None:
             check_packing(pack, batch_size, on_error, read)
             self._data = data = packed_map(data, pack, chosen=fields is not None)
@@ -188,7 +193,7 @@ class PartitionedLoader(Closing):
             on_cuda=to_device is not None and to_device.is_cuda,
         )
         self._slots(self._state.share(here.rank))
-        self._check_delivery()
+        self._check_delivery(is_guess=layout == "auto" and fields is None)
         self._cache = None if cache is None else self._open_cache(cache)
 
     def _agree(self, cut: Cut) -> None:
@@ -204,7 +209,7 @@ class PartitionedLoader(Closing):
         comm: Any = self._comm
         agree(comm, "PartitionedLoader", lambda: own)
 
-    def _check_delivery(self) -> None:
+    def _check_delivery(self, *, is_guess: bool) -> None:
         """Raise an error for fields that cannot be delivered, and warn of what is left out."""
         data = self._data
         check_decoders(self._decoders, data)
@@ -212,8 +217,8 @@ class PartitionedLoader(Closing):
         check_policy(self._on_error, self._comm, self._here.world_size, kept)
         line = left_out_line(data.path, "no fields, so", data.left_out)
         lines = [f"{line}; name the fields to use with fields="] if line else []
-        if data.note:
-            lines.append(f"{data.path}: {data.note}; name its fields with fields= to confirm it")
+        if data.note and is_guess:
+            lines.append(f"{data.path}: {data.note}; layout= or fields= confirms it")
         lines += unwritten_lines(
             data.unwritten().values(),
             accepted=self._options.fill_unwritten,
@@ -411,14 +416,16 @@ def _order_settings(data: DataMap, shuffle: str, seed: int, read: ReadOptions) -
 
 
 def _open(
-    path: str | os.PathLike[str],
+    path: Place | Sequence[Place],
     fields: Sequence[str] | None,
     group: str | None,
     comm: RankGroup | None,
     read: ReadOptions,
+    layout: Layout,
 ) -> DataMap:
     disk = failure = None
-    if read.disk_cache is not None and is_url(path):
+    is_remote = any(map(is_url, [path] if isinstance(path, str | os.PathLike) else path))
+    if read.disk_cache is not None and is_remote:
         folder = os.path.abspath(os.path.expanduser(os.fsdecode(read.disk_cache)))
         disk = DiskOptions(folder, read.disk_cache_bytes)
         try:
@@ -429,9 +436,9 @@ def _open(
     if comm is None:
         if failure is not None:
             raise failure
-        return open_map(path, fields, group, access)
-    found = open_map_together(path, fields, group, comm, access)
-    if is_url(path) and comm.allreduce(np.array([failure is not None], np.int64))[0]:
+        return open_map(path, fields, group, access, layout)
+    found = open_map_together(path, fields, group, comm, access, layout)
+    if is_remote and comm.allreduce(np.array([failure is not None], np.int64))[0]:
         raise failure or ValueError(
             "disk_cache: another rank cannot use its folder, and its message says why; mend it, or "
             "leave disk_cache out"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hsgd.errors import DataError
 
-from .splits import is_split
+from ..layouts.splits import is_split
 
 __all__ = ["IMAGE_SUFFIXES", "ClassFolders"]
 

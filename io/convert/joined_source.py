@@ -6,17 +6,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hsgd.errors import DataError
-
 from ..format.attributes import Attributes, common_attributes
-from ..format.packing_of import Packing, packing_text
 from ..format.ragged import Block
 from ..format.slab_folder import FieldSpec
+from ..layouts.joined_map import check_alike
 from .source import Source
 
-__all__ = ["HDF5_SUFFIXES", "JoinedSource"]
-
-HDF5_SUFFIXES = frozenset({".h5", ".hdf5", ".hdf", ".he5"})
+__all__ = ["JoinedSource"]
 
 
 class JoinedSource(Source):
@@ -35,13 +31,9 @@ class JoinedSource(Source):
             self.left_out |= {f"{path.name}:{name}": why for name, why in source.left_out.items()}
             of_part = source.unwritten.items()
             self.unwritten |= {f"{path.name}:{name}": what for name, what in of_part}
-            _check_packing((first_path, self.packing), (path, source.packing))
-            if source.specs != self.specs:
-                raise DataError(
-                    f"{path}: its fields are {_described(source.specs)}, those of "
-                    f"{first_path.name} {_described(self.specs)}; convert them apart, or choose "
-                    "equal ones with --fields"
-                )
+            check_alike(
+                (first_path, self.specs, self.packing), (path, source.specs, source.packing)
+            )
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         for source in self._parts:
@@ -57,23 +49,3 @@ class JoinedSource(Source):
 
     def attributes(self) -> Attributes:
         return common_attributes([source.attributes() for source in self._parts])
-
-
-def _check_packing(first: tuple[Path, Packing], other: tuple[Path, Packing]) -> None:
-    """Raise DataError if equal stored values mean different values in the two files."""
-    for name in sorted({*first[1], *other[1]}):
-        found = [packing.get(name, {}) for _, packing in (first, other)]
-        if found[0] != found[1]:
-            texts = [packing_text(values) or "nothing" for values in found]
-            raise DataError(
-                f"{other[0]}: field {name!r} is packed with {texts[1]}, that of {first[0].name} "
-                f"with {texts[0]}, so that equal values stand for different ones; unpack both, or "
-                "convert them apart"
-            )
-
-
-def _described(specs: Sequence[FieldSpec]) -> str:
-    return ", ".join(
-        f"{spec.name} {spec.dtype} {'of any length' if spec.ragged else spec.shape}"
-        for spec in specs
-    )

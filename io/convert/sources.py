@@ -20,7 +20,7 @@ from hsgd.errors import DataError
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunk_bounds import check_stored_chunks
 from ..format.chunks import load_filters
-from ..format.fields import choose_fields, find_fields, linked_file
+from ..format.fields import UnequalRows, choose_fields, find_fields, linked_file
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, Ragged, ragged_of
@@ -28,14 +28,16 @@ from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_fol
 from ..format.stored_rows import StoredRows
 from ..format.supported_dtype import NUMBERS
 from ..format.table_columns import find_field, form_of
+from ..layouts.files_of import files_of
 from ..layouts.open_map import check_unique, open_map
 from ..layouts.sample_groups import find_sample_groups
+from ..layouts.splits import refuse_splits
 from ..order.epoch_order import IntArray
 from ..reading.claimed_memory import claimed_memory
 from ..reading.row_reader import RowReader
 from .class_folders import IMAGE_SUFFIXES
 from .grouped_source import GroupedSource
-from .joined_source import HDF5_SUFFIXES, JoinedSource
+from .joined_source import JoinedSource
 from .record_sources import (
     CsvSource,
     ImageFolderSource,
@@ -43,7 +45,6 @@ from .record_sources import (
     TarSource,
 )
 from .source import Source
-from .splits import refuse_splits
 from .text_sources import TEXT_SUFFIXES, TextSource
 
 __all__ = [
@@ -95,6 +96,7 @@ class Hdf5Source(Source):
         self.unwritten, self.packing = self._data.unwritten(), self._data.packing
         self.specs, self.left_out = self._data.fields, self._data.left_out
         self.num_samples = self._data.num_samples
+        self.notes = [f"{path}: {self._data.note}"] if self._data.note else []
         linked = [Path(other) for other, _ in self._data.linked_files()]
         self.files = [*(Path(slab.path) for slab in self._data.slabs), *linked]
 
@@ -112,9 +114,12 @@ class Hdf5Source(Source):
                 yield block
 
     def attributes(self) -> Attributes:
-        path = self._path / INDEX_NAME if self._path.is_dir() else self._path
+        path = Path(self._data.slabs[0].path) if self._data.header is None else self._index()
         with examined(path) as file:
             return read_attributes(file, [spec.name for spec in self.specs])
+
+    def _index(self) -> Path:
+        return self._path / INDEX_NAME if self._path.is_dir() else self._path
 
 
 class VlenSource(Source):
@@ -328,10 +333,11 @@ def _open_folder(
     refuse_splits(path, archives)
     if archives:
         return TarSource(archives, fields, image_size, encoded=encoded)
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in HDF5_SUFFIXES)
-    refuse_splits(path, files)
-    if files:
-        return JoinedSource([(file, _open_hdf5(file, fields)) for file in files])
+    if (parts := files_of(path)) is not None:
+        try:
+            return JoinedSource([(Path(file), _open_hdf5(Path(file), fields)) for file in parts])
+        except UnequalRows:
+            return Hdf5Source(path, fields)
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
         return ImageFolderSource(path, fields, image_size, encoded=encoded)
     files = sorted(file for file in path.iterdir() if file.suffix in PARQUET_SUFFIXES)

@@ -23,12 +23,13 @@ __all__ = ["DataMap", "Extent", "Offsets", "SlabMap", "Windows"]
 class Offsets:
     """Position, checksums and statistics of a ragged field's offsets in one file."""
 
-    offset: int  # byte position of the first offset
+    offset: int  # byte position of the first offset; -1 if `held`
     checksums: bytes  # as in Extent
     first: int  # value of the first offset
     elements: int  # of all samples in the file
     longest: int  # elements of the longest sample
     largest_block: int  # elements of the largest checksum block
+    held: bytes = b""  # int64, all offsets, if the file has them in another form or not at all
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Extent:
     unwritten: str = ""  # which rows were never written: HDF5 gives fill values
     positions: bytes = b""  # int64, byte position of each row, if rows lie apart
     places: tuple[str, ...] = ()  # of rows that h5py reads one by one: their groups in the file
+    stored: str = ""  # name in the file, if it is not that of the field
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class DataMap:
         group: field names are those inside this group of the files; "" is the whole file.
         access: how data behind a URL is read; None for files.
         packing: by field, attributes of fields whose stored values stand for others.
-        note: how the layout of the file was understood, if the caller did not say it.
+        note: how the layout of the files was understood; "" if rows are samples.
     """
 
     path: str

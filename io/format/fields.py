@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FoundFields",
+    "UnequalRows",
     "choose_fields",
     "find_fields",
     "inner_name",
@@ -39,6 +40,10 @@ _MOST_STEPS = 1_000  # on the way that one link leads
 _SHOWN = 5
 _What = TypeVar("_What")
 _DANGLING = (KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+class UnequalRows(DataError):
+    """Fields have different first dimensions."""
 
 
 @dataclass
@@ -110,7 +115,7 @@ def choose_fields(
             + (f"; left out: {', '.join(reasons)}" if reasons else "")
         )
     if len({shapes[name][0] for name in chosen}) > 1:
-        raise DataError(f"{path}: first dimensions differ: {known}; name the fields to use")
+        raise UnequalRows(f"{path}: first dimensions differ: {known}; name the fields to use")
     scales = {name: why for name, why in found.scales.items() if name not in chosen}
     return chosen, found.left_out | scales if names is None else {}
 

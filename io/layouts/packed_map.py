@@ -62,6 +62,7 @@ def _packable(data: DataMap, *, chosen: bool) -> tuple[FieldSpec, ...]:
             first = found[0]
             assert offsets is not None and first is not None
             same = (offsets.first, offsets.elements) == (first.first, first.elements)
+            same = same and offsets.held == first.held
             if not same or offsets.checksums != first.checksums:
                 raise ValueError(
                     f"pack= packs fields together whose samples have equal lengths; those of "
@@ -104,7 +105,8 @@ def _slab_of(
     extents = {}
     for spec in source.fields:
         extent = slab.extents[spec.name]
-        gathered = skip is None or extent.chunks is not None
+        is_plain = not extent.refusal and extent.chunks is None and extent.stored_dtype.isnative
+        gathered = skip is None or not is_plain
         offset = -1 if skip is None or gathered else extent.offset + skip * spec.row_bytes
         row_bytes = length * spec.row_bytes
         extents[spec.name] = Extent(offset, spec.dtype, 1, row_bytes, "", gathered=gathered)

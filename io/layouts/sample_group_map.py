@@ -1,21 +1,25 @@
 """map_sample_groups: makes a DataMap of a file with a group for each sample.
 
 The arrays of a field lie apart, one in each group. If all are contiguous, or one chunk each, the
-map has the place of each; otherwise h5py reads them, by their names.
+map has the place of each; otherwise h5py reads them, by their names. If arrays of a field differ in
+their first axis, the field is ragged, and each group a slab of one sample.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hsgd.errors import DataError
 
 from ..format.chunks import Chunks, chunks_of
-from ..format.data_map import DataMap, Extent, SlabMap
+from ..format.data_map import DataMap, Extent, Offsets, SlabMap
 from ..format.fields import names_in, stored_name
 from ..format.opening import Identity
 from ..format.packing_of import packing_of
@@ -29,6 +33,7 @@ from ..format.supported_dtype import (
     is_stored_as_in_memory,
     supported_dtype,
 )
+from .file_map import map_file
 from .sample_groups import SampleGroups
 
 if TYPE_CHECKING:
@@ -46,6 +51,7 @@ def map_sample_groups(
     groups: SampleGroups,
     names: Sequence[str] | None,
     group: str,
+    ragged: Collection[str] = (),
 ) -> DataMap:
     """Examine the groups of an open file; each is a sample, in the order of their numbers.
 
@@ -58,15 +64,17 @@ def map_sample_groups(
         groups: what find_sample_groups() found in it.
         names: of fields inside the groups; None for those that most groups have.
         group: the group that was asked for, "" for the whole file.
+        ragged: fields that are ragged even if their arrays have equal shapes.
 
     Raises:
-        DataError: the arrays of a field differ in type, shape or packing, or cannot be read.
+        DataError: the arrays of a field differ in type, in more than the first axis, or in packing,
+            or cannot be read.
     """
     home = file[groups.home or "/"]
     left_out = names_in(home)[1]
     left_out |= {name: "only some groups have it" for name in groups.others if names is None}
     columns = [
-        _Column(name.strip("/"), file, path, identity[0])
+        _Column(name.strip("/"), file, path, identity[0], is_ragged=name.strip("/") in ragged)
         for name in (groups.fields if names is None else names)
     ]
     columns = _begun(columns, home.id, groups, left_out if names is None else None)
@@ -79,21 +87,58 @@ def map_sample_groups(
             left_out[name] = f"no {', '.join(missing)}"
         else:
             kept.append(name)
+    if not kept:
+        raise DataError(f"{path}: no group has all of {', '.join(c.name for c in columns)}")
     places = tuple(stored_name(groups.home, name) for name in kept)
-    extents = {column.name: column.extent(places) for column in columns}
-    slab = SlabMap(str(path), 0, len(kept), identity, extents)
+    slabs = _slabs(file, path, identity, places, columns)
     note = f"each of {len(kept)} groups, {places[0]} to {places[-1]}, is read as one sample"
+    if longer := [column.name for column in columns if column.is_ragged]:
+        note += f", of any length in {', '.join(longer)}"
     return DataMap(
         str(path),
         tuple(column.spec() for column in columns),
-        (slab,),
+        slabs,
         len(kept),
         None,
         left_out,
         group=group,
         packing={column.name: column.packing for column in columns if column.packing},
-        note=note if names is None else "",
+        note=note,
     )
+
+
+def _slabs(
+    file: h5py.File,
+    path: Path | str,
+    identity: Identity,
+    places: tuple[str, ...],
+    columns: Sequence[_Column],
+) -> tuple[SlabMap, ...]:
+    """Return one slab of all samples, or one for each sample if some fields are ragged."""
+    if len(places) > 1 and not any(column.is_ragged for column in columns):
+        extents = {column.name: column.extent(places) for column in columns}
+        return (SlabMap(str(path), 0, len(places), identity, extents),)
+    slabs = []
+    for number, place in enumerate(places):
+        extents = {
+            column.name: _ragged_extent(file, path, identity, place, column.name)
+            if column.is_ragged
+            else column.single(number, place)
+            for column in columns
+        }
+        slabs.append(SlabMap(str(path), number, 1, identity, extents))
+    return tuple(slabs)
+
+
+def _ragged_extent(
+    file: h5py.File, path: Path | str, identity: Identity, place: str, name: str
+) -> Extent:
+    """Return the extent of one array as that of a ragged field with one sample."""
+    _, slab = map_file(file, path, identity, 0, [name], group=place)
+    ends = np.array([0, slab.count], np.int64).tobytes()
+    offsets = Offsets(-1, b"", 0, slab.count, slab.count, slab.count, ends)
+    found = replace(slab.extents[name], offsets=offsets, stored=stored_name(place, name))
+    return found if slab.count else replace(found, offset=0, refusal="")
 
 
 def _begun(
@@ -117,7 +162,7 @@ def _add(home: Any, name: str, place: str, columns: Sequence[_Column]) -> list[s
     """Add a sample to all columns, or return the fields that it lacks."""
     h5py = import_h5py()
 
-    found = _linked(h5py, home, [name.encode()], h5py.h5g.open)
+    found = _linked(h5py, home, [name.encode()], h5py.h5g.open) if name else home
     items = [found and _linked(h5py, found, column.steps, h5py.h5d.open) for column in columns]
     missing = [each.name for each, item in zip(columns, items, strict=True) if item is None]
     if not missing:
@@ -130,7 +175,7 @@ def _find(home: Any, name: str, column: _Column) -> Any:
     """Return the array of a field in one sample; None if there is none."""
     h5py = import_h5py()
 
-    return _linked(h5py, home, [name.encode(), *column.steps], h5py.h5d.open)
+    return _linked(h5py, home, [*([name.encode()] if name else []), *column.steps], h5py.h5d.open)
 
 
 def _linked(h5py: Any, group: Any, steps: Sequence[bytes], open_last: Any) -> Any:
@@ -154,8 +199,11 @@ def _filters_of(create: Any) -> list[Any]:
 class _Column:
     """The arrays of one field, one for each sample."""
 
-    def __init__(self, name: str, file: h5py.File, path: Path | str, file_bytes: int) -> None:
+    def __init__(
+        self, name: str, file: h5py.File, path: Path | str, file_bytes: int, *, is_ragged: bool
+    ) -> None:
         self.name, self.steps = name, [step.encode() for step in name.split("/")]
+        self.is_ragged = is_ragged
         self.packing: dict[str, Any] = {}
         self._file, self._path, self._file_bytes = file, path, file_bytes
         self._h5py = import_h5py()
@@ -167,16 +215,11 @@ class _Column:
     def add(self, item: Any, place: str) -> None:
         """Add the array of the next sample, at `place` in the file. Raises DataError."""
         if item.shape != self._shape or not item.get_type().equal(self._type):
-            other = self._h5py.Dataset(item)
-            raise DataError(
-                f"{self._path}: has a group for each sample, and {place} is {other.shape} "
-                f"{other.dtype}, but {self._first.name} {self._shape} {self._first.dtype}; name "
-                "other fields, or make a slab folder of it, whose samples may differ in length: "
-                f"hsgd data convert {self._path} DST"
-            )
+            self._check_form(item, place)
+            self.is_ragged = True
         if self.packing or self._h5py.h5a.get_num_attrs(item):
             self._check_packing(place)
-        if self._refusal:
+        if self.is_ragged or self._refusal:
             self._check_rows(item, place)
         elif self._chunks is None:
             self._take_contiguous(item, place)
@@ -204,6 +247,18 @@ class _Column:
             self._filters = _filters_of(self._first.id.get_create_plist())
         elif item.get_offset() is None:
             self._refusal = _APART
+
+    def _check_form(self, item: Any, place: str) -> None:
+        """Raise DataError unless an array differs from the first one in its first axis alone."""
+        other = self._h5py.Dataset(item)
+        shape = other.shape
+        alike = shape is not None and len(shape) == len(self._shape) > 0
+        if not alike or shape[1:] != self._shape[1:] or not item.get_type().equal(self._type):
+            raise DataError(
+                f"{self._path}: has a group for each sample, and {place} is {shape} {other.dtype}, "
+                f"but {self._first.name} {self._shape} {self._first.dtype}; one type, and shapes "
+                "that differ in the first axis alone, are needed; name other fields"
+            )
 
     def _check_packing(self, place: str) -> None:
         found = packing_of(self._file, [place]).get(place, {})
@@ -256,7 +311,21 @@ class _Column:
             self._unwritten = f"{place}: {gaps}"
 
     def spec(self) -> FieldSpec:
-        return FieldSpec(self.name, self._shape, self._dtype.newbyteorder("="))
+        shape = self._shape[1:] if self.is_ragged else self._shape
+        return FieldSpec(self.name, shape, self._dtype.newbyteorder("="), self.is_ragged)
+
+    def single(self, number: int, place: str) -> Extent:
+        """Return where the array of one sample is, as extent(): `place` is its group."""
+        whole = self.extent((place,))
+        if self._refusal:
+            return whole
+        at = slice(8 * number, 8 * number + 8)
+        if whole.chunks is None:
+            return replace(whole, offset=self._positions[number], positions=b"")
+        found = whole.chunks
+        masks = found.masks[4 * number : 4 * number + 4]
+        one = replace(found, offsets=found.offsets[at], sizes=found.sizes[at], masks=masks)
+        return replace(whole, chunks=one)
 
     def extent(self, places: tuple[str, ...]) -> Extent:
         """Return where the arrays are, `places` being the groups that hold them."""

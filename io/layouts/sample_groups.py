@@ -6,7 +6,6 @@ field, and its first axis that of samples. Only hard links count.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..format.fields import names_in, stored_name
 from ..format.slab_folder import LONGEST, import_h5py
+from .natural_order import natural_order
 
 if TYPE_CHECKING:
     import h5py
@@ -23,6 +23,7 @@ __all__ = [
     "SampleGroups",
     "find_sample_groups",
     "hard_linked",
+    "one_sample",
 ]
 
 LEAST_GROUPS = 16  # fewer groups are parts of one table, such as train and test, or cameras
@@ -30,7 +31,6 @@ _LOOKED_AT = 16  # groups that are examined
 _ALIKE = 0.75  # part of these that must have equal fields
 _DEEPEST = 3  # groups above the samples
 _MOST_STEPS = 1_000  # names in one sample
-_DIGITS = re.compile("([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,12 @@ def find_sample_groups(file: h5py.File, group: str = "") -> SampleGroups | None:
     return _search(home, group, 0) if isinstance(home, import_h5py().Group) else None
 
 
+def one_sample(file: h5py.File, group: str = "") -> SampleGroups:
+    """Return a file, or one of its groups, as a single sample: its arrays are fields."""
+    home = hard_linked(file["/"], group) if group else file["/"]
+    return SampleGroups(group, ("",), _arrays_in(home))
+
+
 def hard_linked(group: Any, path: str) -> Any:
     """Return the item at `path` if hard links alone lead to it, else None."""
     h5py = import_h5py()
@@ -73,7 +79,7 @@ def hard_linked(group: Any, path: str) -> Any:
 
 
 def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
-    names = sorted(names_in(home)[0], key=_natural)
+    names = sorted(names_in(home)[0], key=natural_order)
     if len(names) >= LEAST_GROUPS:
         step = len(names) / _LOOKED_AT
         some = [names[int(step * number)] for number in range(_LOOKED_AT)]
@@ -94,9 +100,12 @@ def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
 
 def _field_names(home: Any, name: str) -> tuple[str, ...]:
     """Return the datasets in one sample, sorted; empty if it is no group, or a ragged field."""
+    return _arrays_in(hard_linked(home, name))
+
+
+def _arrays_in(item: Any) -> tuple[str, ...]:
     h5py = import_h5py()
 
-    item = hard_linked(home, name)
     if not isinstance(item, h5py.Group) or LONGEST in item.attrs:
         return ()
     found, steps = [], 0
@@ -113,10 +122,3 @@ def _field_names(home: Any, name: str) -> tuple[str, ...]:
             elif isinstance(inner, h5py.Group):
                 waiting.append((f"{prefix}{step}/", inner))
     return tuple(sorted(found))
-
-
-def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Return a sorting key with which 9 comes before 10."""
-    parts = _DIGITS.split(name)
-    numbers = (part.lstrip("0") if at % 2 else part for at, part in enumerate(parts))
-    return [(len(part) if at % 2 else 0, part) for at, part in enumerate(numbers)], name

@@ -18,7 +18,9 @@ from hsgd.errors import DataError
 
 from ..format.data_map import DataMap
 from ..format.opening import identity_of
+from ..layouts.files_of import Place
 from ..layouts.open_map import open_map
+from ..layouts.single_map import Layout
 from ..rank_group import RankGroup
 from ..remote.object_reader import RemoteAccess
 
@@ -28,11 +30,12 @@ _LOOKS = 16  # at files, to learn whether they are those of rank 0: not at all o
 
 
 def open_map_together(
-    path: str | os.PathLike[str],
+    path: Place | Sequence[Place],
     fields: Sequence[str] | None,
     group: str | None,
     comm: RankGroup,
     access: RemoteAccess | None = None,
+    layout: Layout = "auto",
 ) -> DataMap:
     """Call open_map() on rank 0 and return its result on all ranks; collective, blocking.
 
@@ -43,7 +46,7 @@ def open_map_together(
     found: DataMap | Exception | None = None
     if comm.rank == 0:
         try:
-            found = open_map(path, fields, group, access)
+            found = open_map(path, fields, group, access, layout)
         except (DataError, ValueError, TypeError, ImportError) as error:
             found = error
     message = np.frombuffer(pickle.dumps(found), np.uint8)
@@ -57,7 +60,7 @@ def open_map_together(
     if not isinstance(result, DataMap):
         raise TypeError(f"rank 0 sent {type(result).__name__}; use the same hsgd on all ranks")
     if result.header is not None and result.access is None:
-        result = _own_copy(result, comm, lambda: open_map(path, fields, group, access))
+        result = _own_copy(result, comm, lambda: open_map(path, fields, group, access, layout))
     # Each rank has its own folder for the cache on disk, and its own time of opening.
     return result if result.access is None or access is None else replace(result, access=access)
 

@@ -153,7 +153,9 @@ class RowReader(Closing):
     def read_elements(self, number: int, name: str, first: int, out: NDArray[Any]) -> None:
         """Fill `out` with a slab's elements of a ragged field from `first` on; raises as read()."""
         extent = self.data.slabs[number].extents[name]
-        if extent.chunks is not None:
+        if extent.refusal:
+            self._read_h5py(number, name, first, out)
+        elif extent.chunks is not None:
             self._read_chunks(number, name, first, out)
         else:
             self._read_direct(number, extent, first * self._specs[name].row_bytes, out)
@@ -197,6 +199,8 @@ class RowReader(Closing):
         extent = slab.extents[name]
         offsets = extent.offsets
         assert offsets is not None
+        if offsets.held:
+            return np.frombuffer(offsets.held, np.int64)[start : start + count + 1]
         with claimed_memory(slab.path, f"{count + 1} offsets of {name!r}", 8 * (count + 1)):
             ends = np.empty(count + 1, np.int64)
         position = offsets.offset + ends.itemsize * start
@@ -404,7 +408,7 @@ class RowReader(Closing):
                     item = file[f"{place}/{name}"]
                     item.read_direct(stored[at : at + 1].reshape(item.shape))
             else:
-                item, column = find_field(file, stored_name(self.data.group, name))
+                item, column = find_field(file, self._stored_name(number, name))
                 rows = as_column(stored, item, column) if column else stored
                 item.read_direct(rows, np.s_[row : row + len(out)])
             if stored.dtype != out.dtype:
@@ -429,11 +433,15 @@ class RowReader(Closing):
         cache = max(1 << 20, *(2 * extent.chunk_bytes for extent in slab.extents.values()))
         file = self._hdf5[number] = open_hdf5(slab.path, cache)
         for name, extent in slab.extents.items():
-            if extent.refusal and extent.offsets is None:
+            if extent.refusal:
                 # Another process may have examined the file.
-                home = extent.places[0] if extent.places else self.data.group
-                load_filters(find_field(file, stored_name(home, name))[0])
+                first = f"{extent.places[0]}/{name}" if extent.places else ""
+                load_filters(find_field(file, first or self._stored_name(number, name))[0])
         return file
+
+    def _stored_name(self, number: int, name: str) -> str:
+        stored = self.data.slabs[number].extents[name].stored
+        return stored or stored_name(self.data.group, name)
 
     def _abandon(self) -> None:
         """Forget h5py files, in a forked child: to close them takes h5py's lock (before 3.14)."""
