@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batches.dense_rows import dense
     from .batches.image_decoder import images
     from .convert.convert_to_slabs import convert_to_slabs
     from .convert.sample_writer import SampleWriter
@@ -39,6 +40,7 @@ __all__ = [
     "Share",
     "class_names",
     "convert_to_slabs",
+    "dense",
     "images",
     "open_map",
     "share_of",
@@ -60,6 +62,7 @@ _HOMES = {
     "Share": "order.epoch_order",
     "class_names": "format.attributes",
     "convert_to_slabs": "convert.convert_to_slabs",
+    "dense": "batches.dense_rows",
     "images": "batches.image_decoder",
     "open_map": "layouts.open_map",
     "share_of": "order.epoch_order",

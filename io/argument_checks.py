@@ -8,6 +8,7 @@ from typing import get_args
 
 import numpy as np
 
+from .batches.dense_rows import DenseRows
 from .batches.image_decoder import ImageDecoder
 from .batches.mapped_batches import check_mappable
 from .format.data_map import DataMap
@@ -25,13 +26,28 @@ __all__ = [
 ]
 
 
-def decoders_of(decode: Mapping[str, ImageDecoder] | str | None) -> dict[str, ImageDecoder]:
-    """Return the decoders of fields; none for "cf". Raises ValueError for another word."""
+def decoders_of(
+    decode: Mapping[str, ImageDecoder | DenseRows] | str | None,
+) -> tuple[dict[str, ImageDecoder], dict[str, DenseRows]]:
+    """Return the decoders of images, and those of matrices; none for "cf".
+
+    Raises ValueError for another word, TypeError for what is no decoder.
+    """
     if isinstance(decode, str):
         if decode != "cf":
             raise ValueError(f'decode={decode!r}; use "cf", or a decoder for each field')
-        return {}
-    return dict(decode or {})
+        return {}, {}
+    of_images, of_matrices = {}, {}
+    for name, decoder in (decode or {}).items():
+        if isinstance(decoder, DenseRows):
+            of_matrices[name] = decoder
+        elif isinstance(decoder, ImageDecoder):
+            of_images[name] = decoder
+        else:
+            raise TypeError(
+                f"decode: {name!r} has {decoder!r}; use hsgd.io.images(size=...) or hsgd.io.dense()"
+            )
+    return of_images, of_matrices
 
 
 def check_packing(pack: int, batch_size: int, on_error: str, read: ReadOptions) -> None:
@@ -102,11 +118,9 @@ def check_reading(
 
 
 def check_decoders(decoders: Mapping[str, ImageDecoder], data: DataMap) -> None:
-    """Raise ValueError or TypeError for a decoder that does not fit its field."""
+    """Raise ValueError for a decoder that does not fit its field."""
     specs = {spec.name: spec for spec in data.fields}
-    for name, decoder in decoders.items():
-        if not isinstance(decoder, ImageDecoder):
-            raise TypeError(f"decode: {name!r} has {decoder!r}; use hsgd.io.images(size=...)")
+    for name in decoders:
         spec = specs.get(name)
         if spec is None:
             raise ValueError(f"decode: no field {name!r}; there are: {', '.join(specs)}")

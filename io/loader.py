@@ -28,6 +28,7 @@ from .argument_checks import (
 from .batches.batch_source import BatchSource
 from .batches.cf_decode import CfDecode
 from .batches.decode_stage import DecodeStage
+from .batches.dense_rows import DenseDecode, DenseRows
 from .batches.device_transfer import DeviceTransfer
 from .batches.error_policy import ErrorPolicy
 from .batches.filler import Filler
@@ -110,8 +111,9 @@ class PartitionedLoader(Closing):
             too: int32, the starts of segments in the batch of samples * pack elements, and its end;
             a segment is the part of a document inside one window.
         decode: by field, how threads turn encoded samples into arrays: see hsgd.io.images. A sample
-            that cannot be decoded counts as one that cannot be read. "cf": apply scale_factor,
-            add_offset and _Unsigned of netCDF, and make missing values NaN; results are floats.
+            that cannot be decoded counts as one that cannot be read. By sparse matrix: see
+            hsgd.io.dense. "cf": apply scale_factor, add_offset and _Unsigned of netCDF, and make
+            missing values NaN; results are floats.
         transform: called with each batch; its results are delivered, in order.
         device: where tensors are delivered, such as "cuda" (torch's current device) or "cuda:1".
             They are copied from page-locked memory by a CUDA stream of the loader, while the stream
@@ -149,7 +151,7 @@ class PartitionedLoader(Closing):
         group: str | None = None,
         layout: Layout = "auto",
         pack: int | None = None,
-        decode: Mapping[str, ImageDecoder] | Literal["cf"] | None = None,
+        decode: Mapping[str, ImageDecoder | DenseRows] | Literal["cf"] | None = None,
         as_numpy: bool = False,
         transform: Callable[[Batch], Any] | None = None,
         device: torch.device | str | int | None = None,
@@ -161,7 +163,8 @@ class PartitionedLoader(Closing):
     ) -> None:
         read, to_device = read or ReadOptions(), _transfer(device, as_numpy)
         order: Shuffle = ("block" if shuffle else "none") if isinstance(shuffle, bool) else shuffle
-        self._options, self._comm, self._decoders = read, comm, decoders_of(decode)
+        self._options, self._comm = read, comm
+        self._decoders, matrices = decoders_of(decode)
         self._data = data = _open(path, fields, group, comm, read, layout)
         if pack is not None:
             check_packing(pack, batch_size, on_error, read)
@@ -171,7 +174,7 @@ class PartitionedLoader(Closing):
             as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
             timeout_s=read.timeout_s,
             source=f"{data.path} (rank {here.rank})",
-            transform=CfDecode(data, transform) if decode == "cf" else transform,
+            transform=_value_decode(data, matrices, transform, is_cf=decode == "cf"),
             transform_threads=read.transform_threads,
             to_device=to_device,
         )
@@ -360,14 +363,12 @@ class PartitionedLoader(Closing):
     @property
     def fields(self) -> tuple[FieldSpec, ...]:
         """Name, shape and dtype of each field of a sample, as delivered in a batch."""
-        cf = self._settings.transform
+        specs, decode = self._data.fields, self._settings.transform
+        if isinstance(decode, CfDecode | DenseDecode):
+            specs = decode.fields(specs)
+        decoders = self._decoders
         return tuple(
-            self._decoders[spec.name].spec(spec.name)
-            if spec.name in self._decoders
-            else cf.spec(spec)
-            if isinstance(cf, CfDecode)
-            else spec
-            for spec in self._data.fields
+            decoders[spec.name].spec(spec.name) if spec.name in decoders else spec for spec in specs
         )
 
     def metrics(self) -> dict[str, Any]:
@@ -444,6 +445,19 @@ def _open(
             "leave disk_cache out"
         )
     return found
+
+
+def _value_decode(
+    data: DataMap,
+    matrices: Mapping[str, DenseRows],
+    transform: Callable[[Batch], Any] | None,
+    *,
+    is_cf: bool,
+) -> Callable[[Batch], Any] | None:
+    """Return the transform that decodes values, and then calls `transform`."""
+    if is_cf:
+        return CfDecode(data, transform)
+    return DenseDecode(data, matrices, transform) if matrices else transform
 
 
 def _transfer(device: torch.device | str | int | None, as_numpy: bool) -> DeviceTransfer | None:

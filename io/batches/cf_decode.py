@@ -52,10 +52,13 @@ class CfDecode:
             if name in specs
         }
 
-    def spec(self, spec: FieldSpec) -> FieldSpec:
-        """Return a field as it is delivered."""
-        form = self._forms.get(spec.name)
-        return spec if form is None else replace(spec, dtype=form.result)
+    def fields(self, specs: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
+        """Return fields as they are delivered."""
+        forms = self._forms
+        return tuple(
+            replace(spec, dtype=forms[spec.name].result) if spec.name in forms else spec
+            for spec in specs
+        )
 
     def __call__(self, batch: dict[str, Any]) -> Any:
         for name, form in self._forms.items():

@@ -89,6 +89,10 @@ def _names_at(file: h5py.File, field: str) -> list[str]:
     found = None
     if import_h5py().h5a.exists(file.id, _CLASS_NAMES.encode(), obj_name=field.encode()):
         found = _value(_open(file, field, name=_CLASS_NAMES.encode()))
+    home, _, part = field.rpartition("/")
+    names = file.get(f"{home}/categories") if part == "codes" else None  # of AnnData
+    if found is None and isinstance(names, import_h5py().Dataset):
+        found = names[()]
     if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "OSU":
         return []  # the attribute means something else
     return [n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in found]

@@ -29,6 +29,7 @@ class Offsets:
     elements: int  # of all samples in the file
     longest: int  # elements of the longest sample
     largest_block: int  # elements of the largest checksum block
+    columns: int = 0  # of a sparse matrix whose rows are samples
     held: bytes = b""  # int64, all offsets, if the file has them in another form or not at all
 
 

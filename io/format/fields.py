@@ -17,6 +17,7 @@ from hsgd.errors import DataError
 from .link_guard import LinkGuard
 from .opening import UnknownFields
 from .slab_folder import LONGEST, OFFSETS, VALUES, import_h5py
+from .sparse_kind import BY_COLUMNS, PARTS, is_anndata, sparse_kind
 from .stored_rows import StoredRows
 from .table_columns import columns_of
 
@@ -37,6 +38,7 @@ __all__ = [
 
 _MOST_AGAIN = 100_000  # names in groups visited before: groups in many groups could take forever
 _MOST_STEPS = 1_000  # on the way that one link leads
+_CELLS = ("X", "obs", "obsm")  # of AnnData: what has a row for each cell
 _SHOWN = 5
 _What = TypeVar("_What")
 _DANGLING = (KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError)
@@ -53,7 +55,7 @@ class FoundFields:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # first axis: samples
     left_out: dict[str, str] = field(default_factory=dict)  # why an item is not a field
     broken: dict[str, str] = field(default_factory=dict)  # why a field cannot be used
-    scales: dict[str, str] = field(default_factory=dict)  # fields that are coordinates of an axis
+    unnamed: dict[str, str] = field(default_factory=dict)  # why a field is read only if it is named
 
     def inside(self, group: str) -> FoundFields:
         """Return those of one group, by their names inside it."""
@@ -61,7 +63,7 @@ class FoundFields:
             _below(group, self.shapes),
             _below(group, self.left_out),
             _below(group, self.broken),
-            _below(group, self.scales),
+            _below(group, self.unnamed),
         )
 
     def some_groups(self) -> str:
@@ -79,6 +81,9 @@ def find_fields(file: h5py.File) -> FoundFields:
     """Return all fields of an open file."""
     found = FoundFields()
     _Walk(file, found).visit(file["/"], "", frozenset())
+    if is_anndata(file):
+        others = [name for name in found.shapes if name.partition("/")[0] not in _CELLS]
+        found.unnamed |= dict.fromkeys(others, "AnnData has it beside its cells")
     return found
 
 
@@ -87,7 +92,8 @@ def choose_fields(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the datasets to use, in the order of the file or as given, and why others are not.
 
-    Dimension scales, as netCDF's coordinates are, must be named, unless there is nothing else.
+    Text, dimension scales, as netCDF's coordinates are, and what AnnData does not store by cells
+    must be named, unless there is nothing else.
     """
     found = find_fields(file)
     if group:
@@ -98,7 +104,7 @@ def choose_fields(
             )
     shapes = found.shapes
     known = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"
-    chosen = [name for name in shapes if name not in found.scales] or list(shapes)
+    chosen = [name for name in shapes if name not in found.unnamed] or list(shapes)
     chosen = chosen if names is None else [name.strip("/") for name in names]
     broken = [name for name in found.broken if names is None or name in chosen]
     if broken:
@@ -116,8 +122,8 @@ def choose_fields(
         )
     if len({shapes[name][0] for name in chosen}) > 1:
         raise UnequalRows(f"{path}: first dimensions differ: {known}; name the fields to use")
-    scales = {name: why for name, why in found.scales.items() if name not in chosen}
-    return chosen, found.left_out | scales if names is None else {}
+    unnamed = {name: why for name, why in found.unnamed.items() if name not in chosen}
+    return chosen, found.left_out | unnamed if names is None else {}
 
 
 def names_in(group: h5py.Group) -> tuple[list[str], dict[str, str]]:
@@ -191,7 +197,13 @@ class _Walk:
             if reason:
                 self._found.left_out[full] = reason
             elif isinstance(item, self._h5py.Group) and LONGEST not in item.attrs:
-                if self._identity(item) in {*above, own}:
+                kind = sparse_kind(item)
+                if kind == "csr" and linked_file(self._file, item) is None:
+                    shape = (max(0, item["indptr"].size - 1),)
+                    self._found.shapes |= {f"{full}/{part}": shape for part in PARTS}
+                elif kind == "csc":
+                    self._found.left_out[full] = BY_COLUMNS
+                elif self._identity(item) in {*above, own}:
                     self._found.left_out[full] = "a link back to a group that holds it"
                 else:
                     self.visit(item, f"{full}/", above | {own})
@@ -223,7 +235,9 @@ class _Walk:
             found = {f"{name}/{column}": shape for column, shape in columns.items()}
             self._found.shapes.update(found or {name: item.shape})
             if self._h5py.h5ds.is_scale(item.id):
-                self._found.scales.update(dict.fromkeys(found or [name], "a dimension scale"))
+                self._found.unnamed.update(dict.fromkeys(found or [name], "a dimension scale"))
+            elif item.id.get_type().get_class() == self._h5py.h5t.STRING:
+                self._found.unnamed[name] = "it holds text"
 
     def _open(self, group: Any, name: str) -> tuple[str, Any]:
         """Return an item by name, or why it is not followed; raise errors behind hard links."""

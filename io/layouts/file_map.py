@@ -11,7 +11,7 @@ import numpy as np
 
 from hsgd.errors import DataError
 
-from ..format.chunks import chunks_of
+from ..format.chunks import Chunks, chunks_of
 from ..format.data_map import Extent, Offsets, SlabMap
 from ..format.fields import linked_file, stored_name
 from ..format.opening import Identity, identity_of
@@ -24,9 +24,11 @@ from ..format.slab_folder import (
     FieldSpec,
     import_h5py,
 )
+from ..format.sparse_kind import sparse_parent
 from ..format.stored_rows import StoredRows
 from ..format.supported_dtype import check_claim, check_h5py_reads, is_stored_as_in_memory
 from ..format.table_columns import find_field, form_of
+from .sparse_offsets import sparse_offsets
 
 if TYPE_CHECKING:
     import h5py
@@ -46,55 +48,87 @@ def map_file(
     group: str = "",
 ) -> tuple[tuple[FieldSpec, ...], SlabMap]:
     """Return specs and extents of datasets; with `checksum_rows` they must have checksums."""
-    size = identity[0]
-    specs, extents, stored_rows = [], {}, StoredRows()
-    for name in names:
-        stored = stored_name(group, name)
-        item, column = find_field(file, stored)
-        ragged = not column and LONGEST in item.attrs
-        dataset = item[VALUES] if ragged else item
-        shape, dtype = form_of(dataset, column, path, name)
+    fields = _FieldMaps(file, path, identity[0], checksum_rows)
+    found = {name: fields.field(name, stored_name(group, name)) for name in names}
+    extents = {name: extent for name, (_, extent, _) in found.items()}
+    samples = next(iter(found.values()))[2]
+    specs = tuple(spec for spec, _, _ in found.values())
+    return specs, SlabMap(str(path), start, samples, identity, extents)
+
+
+class _FieldMaps:
+    """The places of fields of one open file of `size` bytes."""
+
+    def __init__(self, file: h5py.File, path: Path | str, size: int, checksum_rows: int) -> None:
+        self._file, self._path, self._size = file, path, size
+        self._checksum_rows = checksum_rows
+        self._stored_rows = StoredRows()
+        self._matrices: dict[str, Offsets] = {}
+
+    def field(self, name: str, stored: str) -> tuple[FieldSpec, Extent, int]:
+        """Return form, place and number of samples of a field, `stored` in the file."""
+        item, column = find_field(self._file, stored)
+        has_offsets = not column and LONGEST in item.attrs
+        dataset = item[VALUES] if has_offsets else item
+        shape, dtype = form_of(dataset, column, self._path, name)
         stored_dtype = dataset.dtype if column else dtype
-        unwritten = stored_rows.gaps(dataset)
-        specs.append(FieldSpec(name, shape[1:], dtype.newbyteorder("="), ragged))
-        other = linked_file(file, dataset)
-        linked = None if other is None else (str(other), identity_of(other.stat()))
-        file_bytes = size if linked is None else linked[1][0]
-        check_claim(dataset, stored_dtype, file_bytes, path)
-        home = file if other is None else dataset.file
-        refusal = "a column of a table" if column else ""
-        refusal = refusal or _bypass_refusal(home, dataset, dtype, file_bytes, other or path)
-        mapped = None
-        if linked is not None:
-            refusal = f"external link to {linked[0]}"
-        elif refusal == _CHUNKED:
-            found = chunks_of(dataset, size)
-            refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
+        unwritten = self._stored_rows.gaps(dataset)
+        linked, refusal, chunks = self._storage(dataset, dtype, stored_dtype, column)
         if refusal:
-            check_h5py_reads(dataset, refusal, path, name)
-        offsets = _map_offsets(file, stored, path, checksum_rows, size) if ragged else None
-        if offsets is not None:
-            if mapped is None and not dtype.isnative:
+            check_h5py_reads(dataset, refusal, self._path, name)
+        offsets, samples = self._matrix_offsets(stored), shape[0]
+        if has_offsets:
+            offsets = _map_offsets(self._file, stored, self._path, self._checksum_rows, self._size)
+            samples = self._file[f"{stored}/{OFFSETS}"].shape[0] - 1
+            if chunks is None and not dtype.isnative:
                 refusal = "its values are in another byte order"
-            _check_ragged(dataset, refusal, path, name)
+            _check_ragged(dataset, refusal, self._path, name)
             refusal = ""
-        offset = -1 if refusal or mapped is not None else int(dataset.id.get_offset() or 0)
-        chunks = dataset.chunks or (1,)
-        samples = dataset.shape[0] if offsets is None else file[f"{stored}/{OFFSETS}"].shape[0] - 1
-        checksums = _read_checksums(dataset, path, samples, checksum_rows)
-        extents[name] = Extent(
-            offset,
+        elif offsets is not None:
+            samples = len(offsets.held) // 8 - 1
+        in_chunk = dataset.chunks or (1,)
+        extent = Extent(
+            -1 if refusal or chunks is not None else int(dataset.id.get_offset() or 0),
             dtype,
-            chunks[0],
-            math.prod(chunks) * stored_dtype.itemsize,
+            in_chunk[0],
+            math.prod(in_chunk) * stored_dtype.itemsize,
             refusal,
-            checksums,
+            _read_checksums(dataset, self._path, samples, self._checksum_rows),
             offsets,
-            mapped,
+            chunks,
             linked,
             unwritten=unwritten,
         )
-    return tuple(specs), SlabMap(str(path), start, samples, identity, extents)
+        is_ragged = offsets is not None
+        return FieldSpec(name, shape[1:], dtype.newbyteorder("="), is_ragged), extent, samples
+
+    def _storage(
+        self, dataset: h5py.Dataset, dtype: np.dtype[Any], stored_dtype: np.dtype[Any], column: str
+    ) -> tuple[tuple[str, Identity] | None, str, Chunks | None]:
+        """Return the file behind an external link, why h5py must read it, and its chunks if not."""
+        other = linked_file(self._file, dataset)
+        linked = None if other is None else (str(other), identity_of(other.stat()))
+        file_bytes = self._size if linked is None else linked[1][0]
+        check_claim(dataset, stored_dtype, file_bytes, self._path)
+        home = self._file if other is None else dataset.file
+        refusal = "a column of a table" if column else ""
+        refusal = refusal or _bypass_refusal(home, dataset, dtype, file_bytes, other or self._path)
+        if linked is not None:
+            return linked, f"external link to {linked[0]}", None
+        if refusal != _CHUNKED:
+            return None, refusal, None
+        found = chunks_of(dataset, self._size)
+        return (None, found, None) if isinstance(found, str) else (None, "", found)
+
+    def _matrix_offsets(self, stored: str) -> Offsets | None:
+        """Return the offsets of a field that is a part of a matrix by rows, else None."""
+        home = stored.rpartition("/")[0]
+        if home not in self._matrices:
+            group = sparse_parent(self._file, stored)
+            if group is None:
+                return None
+            self._matrices[home] = sparse_offsets(group)
+        return self._matrices[home]
 
 
 def _check_ragged(dataset: h5py.Dataset, refusal: str, path: Path | str, name: str) -> None:

@@ -136,7 +136,7 @@ def _ragged_extent(
     """Return the extent of one array as that of a ragged field with one sample."""
     _, slab = map_file(file, path, identity, 0, [name], group=place)
     ends = np.array([0, slab.count], np.int64).tobytes()
-    offsets = Offsets(-1, b"", 0, slab.count, slab.count, slab.count, ends)
+    offsets = Offsets(-1, b"", 0, slab.count, slab.count, slab.count, held=ends)
     found = replace(slab.extents[name], offsets=offsets, stored=stored_name(place, name))
     return found if slab.count else replace(found, offset=0, refusal="")
 
