@@ -29,7 +29,7 @@ class Truth:
     reasons: dict[str, list[str]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)  # as stored
-    scales: set[str] = field(default_factory=set)  # dimension scales
+    unnamed: set[str] = field(default_factory=set)  # dimension scales and text
 
     def sound(self) -> list[str]:
         """Return the names against which nothing can be said."""
@@ -105,15 +105,15 @@ def truth_of(made: RandomFile) -> Truth:
             truth.reasons[name].append("has references")
         elif dtype.kind not in _KINDS:
             truth.reasons[name].append(_TYPES.get(dtype.kind, "has type"))
-    _leave_out_scales(truth)
+    _leave_out_unnamed(truth)
     return truth
 
 
-def _leave_out_scales(truth: Truth) -> None:
-    """Remove dimension scales, which are fields only if there is nothing else."""
-    if {*truth.values, *truth.errors} - truth.scales:
+def _leave_out_unnamed(truth: Truth) -> None:
+    """Remove dimension scales and text, which are fields only if there is nothing else."""
+    if {*truth.values, *truth.errors} - truth.unnamed:
         for part in (truth.values, truth.errors, truth.reasons, truth.lengths, truth.dtypes):
-            for name in truth.scales:
+            for name in truth.unnamed:
                 part.pop(name, None)
 
 
@@ -134,7 +134,8 @@ def _walk(group: Any, prefix: str, above: frozenset[Any], truth: Truth) -> None:
             if key not in {*above, (own.fileno, own.addr)}:
                 _walk(item, f"{full}/", above | {(own.fileno, own.addr)}, truth)
         elif isinstance(item, h5py.Dataset) and item.shape:
-            truth.scales |= {full} if item.is_scale else set()
+            is_text = item.id.get_type().get_class() == h5py.h5t.STRING
+            truth.unnamed |= {full} if item.is_scale or is_text else set()
             if full in fatal:
                 truth.lengths[full], truth.errors[full] = item.shape[0], "takes rows from"
                 continue
