@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +42,8 @@ def class_counts(data: DataMap) -> dict[str, ClassCounts]:
         and data.slabs[0].extents[spec.name].linked is None
     }
     found = {}
-    home = data.path if data.header is not None else data.slabs[0].path
+    several = data.header is None and data.access is None and not os.path.isfile(data.path)
+    home = data.slabs[0].path if several else data.path
     for stored, names in (class_names_of(home, labels) if labels else {}).items():
         spec = labels[stored]
         found[spec.name] = ClassCounts(names)

@@ -98,7 +98,9 @@ class Hdf5Source(Source):
         self.num_samples = self._data.num_samples
         self.notes = [f"{path}: {self._data.note}"] if self._data.note else []
         linked = [Path(other) for other, _ in self._data.linked_files()]
-        self.files = [*(Path(slab.path) for slab in self._data.slabs), *linked]
+        own = [path] if path.is_file() else []
+        slabs = (Path(slab.path) for slab in self._data.slabs)
+        self.files = list(dict.fromkeys([*own, *slabs, *linked]))
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         with RowReader(self._data) as reader:
@@ -114,12 +116,12 @@ class Hdf5Source(Source):
                 yield block
 
     def attributes(self) -> Attributes:
-        path = Path(self._data.slabs[0].path) if self._data.header is None else self._index()
+        path = self._path
+        if path.is_dir():
+            is_joined = self._data.header is None
+            path = Path(self._data.slabs[0].path) if is_joined else path / INDEX_NAME
         with examined(path) as file:
             return read_attributes(file, [spec.name for spec in self.specs])
-
-    def _index(self) -> Path:
-        return self._path / INDEX_NAME if self._path.is_dir() else self._path
 
 
 class VlenSource(Source):

@@ -24,7 +24,7 @@ from .slab_folder import import_h5py
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["StoredRows", "unwritten_lines"]
+__all__ = ["StoredRows", "source_rows", "unwritten_lines"]
 
 _DEEPEST = 16  # virtual datasets of virtual datasets
 _MOST_TILES = 4096  # parts of a virtual dataset, other than ranges of rows, that are united
@@ -161,6 +161,41 @@ class StoredRows:
             raise DataError(f"{where} takes rows from {reason}; restore it")
         with open_hdf5(str(place)) as file:
             yield file
+
+
+def source_rows(
+    dataset: h5py.Dataset,
+) -> Iterator[tuple[str, str, tuple[int, int] | None, int | None]]:
+    """Yield the sources of a virtual dataset, which StoredRows has checked.
+
+    For each: name of file and dataset, the range of rows that it fills, and the first row of it
+    there, -1 if it is taken as a whole; None for what is no range of whole rows.
+    """
+    h5s = import_h5py().h5s
+
+    create = dataset.id.get_create_plist()
+    for number in range(create.get_virtual_count()):
+        spaces = create.get_virtual_vspace(number), create.get_virtual_srcspace(number)
+        target, source = (_range_of(space, dataset.shape) for space in spaces)
+        if spaces[1].get_select_type() == h5s.SEL_ALL:
+            source = (-1, 0)
+        name, stored = create.get_virtual_filename(number), create.get_virtual_dsetname(number)
+        first = None if source is None or "%b" in name.replace("%%", "") else source[0]
+        yield name.replace("%%", "%"), stored.replace("%%", "%"), target, first
+
+
+def _range_of(space: Any, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return the range of whole rows of `shape[1:]` that is selected; None for other selections."""
+    h5s = import_h5py().h5s
+
+    if space.get_select_type() == h5s.SEL_ALL:
+        return 0, shape[0]
+    if space.get_select_type() != h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
+        return None
+    if _is_endless(space) or space.get_simple_extent_ndims() != len(shape):
+        return None
+    own = space.get_simple_extent_dims()
+    return _rows_only(_cut(space, own), own) if own[1:] == shape[1:] else None
 
 
 def _file_of(item: Any) -> tuple[int, int]:

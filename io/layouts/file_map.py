@@ -33,7 +33,7 @@ from .sparse_offsets import sparse_offsets
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["map_file"]
+__all__ = ["FieldMaps", "map_file"]
 
 _CHUNKED = "chunked layout"
 
@@ -48,7 +48,7 @@ def map_file(
     group: str = "",
 ) -> tuple[tuple[FieldSpec, ...], SlabMap]:
     """Return specs and extents of datasets; with `checksum_rows` they must have checksums."""
-    fields = _FieldMaps(file, path, identity[0], checksum_rows)
+    fields = FieldMaps(file, path, identity[0], checksum_rows)
     found = {name: fields.field(name, stored_name(group, name)) for name in names}
     extents = {name: extent for name, (_, extent, _) in found.items()}
     samples = next(iter(found.values()))[2]
@@ -56,10 +56,12 @@ def map_file(
     return specs, SlabMap(str(path), start, samples, identity, extents)
 
 
-class _FieldMaps:
+class FieldMaps:
     """The places of fields of one open file of `size` bytes."""
 
-    def __init__(self, file: h5py.File, path: Path | str, size: int, checksum_rows: int) -> None:
+    def __init__(
+        self, file: h5py.File, path: Path | str, size: int, checksum_rows: int = 0
+    ) -> None:
         self._file, self._path, self._size = file, path, size
         self._checksum_rows = checksum_rows
         self._stored_rows = StoredRows()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hsgd.errors import DataError
 
-from ..format.slab_folder import is_slab_folder
+from ..format.slab_folder import is_slab_folder, slab_number
 from ..remote.urls import is_url
 from .natural_order import natural_order
 from .splits import refuse_splits
@@ -38,6 +38,8 @@ def files_of(path: Place | Sequence[Place]) -> list[Place] | None:
         if is_slab_folder(Path(name)):
             return None
         found = [each for each in os.listdir(name) if Path(each).suffix.lower() in HDF5_SUFFIXES]
+        if any(slab_number(each) is not None for each in found):
+            return None  # a slab folder that lost its index
         files = [Path(name, each) for each in sorted(found, key=natural_order)]
         refuse_splits(Path(name), files)
         return [*files] or None

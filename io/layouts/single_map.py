@@ -27,6 +27,7 @@ from ..remote.object_reader import ObjectMissing, ObjectReader, RemoteAccess
 from ..remote.urls import is_url, names_a_file, parent_url, url_of
 from .file_map import map_file
 from .files_of import Place
+from .row_parts import map_numbered, map_sources
 from .sample_group_map import map_sample_groups
 from .sample_groups import find_sample_groups, one_sample
 from .slab_folder_map import map_folder
@@ -98,15 +99,13 @@ class SingleMap:
                 raise UnknownFields(f"{path}: no arrays, or not {', '.join(names or ())}")
             if self.layout == "groups":
                 raise UnknownFields(f"{path}: no groups with equal fields that are samples")
+        if header is None and (numbered := map_numbered(file, path, names, group)) is not None:
+            return numbered
         chosen, left_out = choose_fields(file, path, names, group)
         specs, slab = map_file(file, path, identity, 0, chosen, group=group)
-        return DataMap(
-            str(path),
-            specs,
-            (slab,),
-            slab.count,
-            None,
-            left_out,
-            group=group,
-            packing=packing_of(file, chosen, group),
+        packing = packing_of(file, chosen, group)
+        slabs = (slab,)
+        data = DataMap(
+            str(path), specs, slabs, slab.count, None, left_out, group=group, packing=packing
         )
+        return map_sources(file, data)

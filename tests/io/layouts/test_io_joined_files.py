@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hsgd.io import open_map
 
-from hdf5_samples import collect
+from hdf5_samples import collect, make_slabs
 from hsgd.errors import DataError
 from hsgd.tools.cli import main
 from loaders import loader_of
@@ -124,6 +124,13 @@ def test_files_that_are_samples_are_converted_and_described(tmp_path, capsys):
     assert "is read as one sample" in capsys.readouterr().err
     found = collect(loader_of(tmp_path / "out", 7, fields=["image", "meta/label"], as_numpy=True))
     assert sorted(found["meta/label"]) == list(range(20))
+
+
+def test_slabs_without_their_index_are_no_joined_files(tmp_path):
+    make_slabs(tmp_path / "out", 101, 7)
+    (tmp_path / "out" / "index.h5").unlink()
+    with pytest.raises(DataError, match=r"no slab folder, index\.h5 is missing"):
+        open_map(tmp_path / "out")
 
 
 def test_files_that_do_not_fit_are_named(tmp_path):

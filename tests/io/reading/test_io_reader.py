@@ -110,10 +110,10 @@ def enumeration(path):
 
 
 def virtual(path):
-    write_hdf5(path.with_suffix(".part.h5"), {"y": np.arange(20)})
+    write_hdf5(path.with_suffix(".part.h5"), {"y": np.arange(20, dtype="i4")})
     with h5py.File(path, "w") as file:
         layout = h5py.VirtualLayout((20,), "i8")
-        layout[:] = h5py.VirtualSource(path.with_suffix(".part.h5").name, "y", (20,), "i8")
+        layout[:] = h5py.VirtualSource(path.with_suffix(".part.h5").name, "y", (20,), "i4")
         file.create_virtual_dataset("x", layout)
     return np.arange(20)
 
@@ -158,8 +158,15 @@ def test_fields_that_cannot_become_tensors_are_refused_by_name(tmp_path, values,
         file["odd"] = values
         file["x"] = np.arange(2)
     with pytest.raises(DataError, match=f"'odd' has .*{kind}|'odd'.*{kind}"):
-        open_map(tmp_path / "a.h5")
+        open_map(tmp_path / "a.h5", ["odd", "x"])
     assert read_rows(open_map(tmp_path / "a.h5", ["x"]), "x", 0, 2).tolist() == [0, 1]
+
+
+def test_text_beside_numbers_is_left_out_by_name(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["odd"] = ["one", "two"]
+        file["x"] = np.arange(2)
+    assert open_map(tmp_path / "a.h5").left_out == {"odd": "it holds text"}
 
 
 def test_ragged_fields_are_refused_by_name(tmp_path):
