@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     import h5py
 
 __all__ = [
+    "MATLAB_ORDER",
     "FoundFields",
     "UnequalRows",
     "choose_fields",
     "find_fields",
     "inner_name",
+    "is_matlab",
     "left_out_line",
     "linked_file",
     "names_in",
@@ -38,6 +40,7 @@ __all__ = [
 
 _MOST_AGAIN = 100_000  # names in groups visited before: groups in many groups could take forever
 _MOST_STEPS = 1_000  # on the way that one link leads
+MATLAB_ORDER = "MATLAB's dimensions come in reverse, so its last one must be that of samples"
 _CELLS = ("X", "obs", "obsm")  # of AnnData: what has a row for each cell
 _SHOWN = 5
 _What = TypeVar("_What")
@@ -121,9 +124,15 @@ def choose_fields(
             + (f"; left out: {', '.join(reasons)}" if reasons else "")
         )
     if len({shapes[name][0] for name in chosen}) > 1:
-        raise UnequalRows(f"{path}: first dimensions differ: {known}; name the fields to use")
+        hint = f"; {MATLAB_ORDER}" if is_matlab(file, stored_name(group, chosen[0])) else ""
+        raise UnequalRows(f"{path}: first dimensions differ: {known}; name the fields to use{hint}")
     unnamed = {name: why for name, why in found.unnamed.items() if name not in chosen}
     return chosen, found.left_out | unnamed if names is None else {}
+
+
+def is_matlab(file: h5py.File, stored: str) -> bool:
+    """Return whether MATLAB (v7.3) wrote a dataset, by its name in the file."""
+    return stored in file and "MATLAB_class" in file[stored].attrs
 
 
 def names_in(group: h5py.Group) -> tuple[list[str], dict[str, str]]:

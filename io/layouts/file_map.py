@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["FieldMaps", "map_file"]
 
 _CHUNKED = "chunked layout"
+_WITH_USER_BLOCK = (1, 14, 4)
 
 
 def map_file(
@@ -183,7 +184,7 @@ def _bypass_refusal(
 ) -> str:
     """Return why rows cannot be read without HDF5; "" if they can, _CHUNKED if chunks prevent it.
 
-    Needed are: a plain file or object without user block; contiguous layout without external files;
+    Needed are: a plain file or object; contiguous layout without external files;
     a plain number or bool, in the file exactly as in memory except for byte order; allocated space
     of exactly the size of the rows. Rows that end after the file raise DataError.
     """
@@ -196,8 +197,6 @@ def _bypass_refusal(
         return "compact layout"
     if file.driver not in ("sec2", "fileobj"):  # of open_hdf5() and of MetadataFile
         return f"file driver {file.driver}"
-    if file.userblock_size:
-        return f"user block of {file.userblock_size} bytes"
     if create.get_external_count():
         return "external files"
     if not is_stored_as_in_memory(dataset, dtype):
@@ -205,7 +204,9 @@ def _bypass_refusal(
     if dataset.shape[0] and not dataset.size:
         return ""  # rows without bytes
     if dataset.chunks:
-        return _CHUNKED
+        # Until then places of chunks do not count the user block.
+        is_old = h5py.version.hdf5_version_tuple < _WITH_USER_BLOCK
+        return "user block, and HDF5 is too old" if file.userblock_size and is_old else _CHUNKED
     if not dataset.size or dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
         return "no space allocated"
     offset = dataset.id.get_offset()

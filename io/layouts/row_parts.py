@@ -22,6 +22,7 @@ from ..format.opening import examined, identity_of
 from ..format.packing_of import packing_of
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import source_rows
+from ..format.table_columns import find_field
 from .file_map import FieldMaps
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def map_sources(file: h5py.File, data: DataMap) -> DataMap:
     """
     columns = []
     for spec in data.fields:
-        parts = _parts_of(file[stored_name(data.group, spec.name)])
+        item, column = find_field(file, stored_name(data.group, spec.name))
+        parts = [] if column else _parts_of(item)
         if not parts or data.slabs[0].extents[spec.name].unwritten:
             return data
         columns.append((spec.name, parts))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from hsgd.errors import DataError
 
 from ..format.data_map import DataMap
-from ..format.fields import choose_fields
+from ..format.fields import MATLAB_ORDER, choose_fields, is_matlab, stored_name
 from ..format.opening import (
     Identity,
     LocalFolder,
@@ -105,7 +105,11 @@ class SingleMap:
         specs, slab = map_file(file, path, identity, 0, chosen, group=group)
         packing = packing_of(file, chosen, group)
         slabs = (slab,)
+        note = MATLAB_ORDER if is_matlab(file, stored_name(group, chosen[0])) else ""
         data = DataMap(
-            str(path), specs, slabs, slab.count, None, left_out, group=group, packing=packing
+            *(str(path), specs, slabs, slab.count, None, left_out),
+            group=group,
+            packing=packing,
+            note=note,
         )
         return map_sources(file, data)

@@ -71,12 +71,6 @@ def unallocated(path):
     return np.full(20, 7)
 
 
-def with_user_block(path):
-    with h5py.File(path, "w", userblock_size=512) as file:
-        file["x"] = np.arange(20)
-    return np.arange(20)
-
-
 def chunked(path):
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=np.arange(20), chunks=(3,), fletcher32=True)
@@ -122,7 +116,6 @@ def virtual(path):
     ("make", "reason"),
     [
         (unallocated, "no space allocated"),
-        (with_user_block, "user block of 512 bytes"),
         (chunked, r"filters (3,), only these are known: gzip, shuffle, blosc, zstd"),
         (compact, "compact layout"),
         (external, "external files"),
@@ -136,6 +129,15 @@ def test_what_the_checklist_excludes_is_read_by_h5py_with_the_reason(tmp_path, m
     assert reason in data.refusals()["x"]
     np.testing.assert_array_equal(read_rows(data, "x", 0, 20), expected)
     np.testing.assert_array_equal(read_rows(data, "x", 7, 6), expected[7:13])
+
+
+@pytest.mark.parametrize("stored", [{}, {"chunks": (7,)}, {"chunks": (7,), "compression": "gzip"}])
+def test_a_user_block_before_the_file_is_skipped(tmp_path, stored):
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=1024) as file:
+        file.create_dataset("x", data=np.arange(20), **stored)
+    data = open_map(tmp_path / "a.h5")
+    assert data.read_by()["x"].startswith("preadv")
+    np.testing.assert_array_equal(read_rows(data, "x", 7, 6), np.arange(7, 13))
 
 
 def test_a_virtual_dataset_with_a_missing_part_is_refused(tmp_path):
@@ -350,7 +352,7 @@ def test_a_truncated_plain_file_names_the_bytes(tmp_path):
         open_map(path)
 
 
-@pytest.mark.parametrize("make", [with_user_block, lambda path: save(path, "i8")])
+@pytest.mark.parametrize("make", [compact, lambda path: save(path, "i8")])
 def test_a_file_that_changes_after_it_was_examined_is_refused(tmp_path, make):
     make(tmp_path / "a.h5")
     data = open_map(tmp_path / "a.h5")
