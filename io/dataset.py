@@ -38,6 +38,7 @@ class PartitionedDataset(IterableDataset[Any]):
     PartitionedLoader, which accelerate does not change, or let accelerate divide it: rank=0,
     world_size=1.
 
+    torchdata's StatefulDataLoader saves and resumes it, with as many ranks and workers as before.
     Transforms that need processes go through the DataLoader; others are faster in the threads of
     PartitionedLoader.
     """
@@ -62,6 +63,8 @@ class PartitionedDataset(IterableDataset[Any]):
         rank, world_size = here.rank, here.world_size
         self._rank, self._world_size = rank, world_size
         self._loader = PartitionedLoader(rank=rank, world_size=world_size, **self._arguments)
+        self._position: dict[str, Any] | None = None  # of the latest iteration in this process
+        self._loaded: dict[str, Any] | None = None  # of load_state_dict(), for the next iteration
         # The epoch of set_epoch(), and the number of iterations since then: by number of workers (0
         # is the program) and worker. Each element has one writer; the program writes while no
         # worker iterates.
@@ -80,10 +83,23 @@ class PartitionedDataset(IterableDataset[Any]):
         self._counts.zero_()
         self._epoch[0] = epoch
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the latest iteration in this process, a worker or the program."""
+        return self._position or {"loader": self._loader.state_dict(), "samples": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration in this process, a worker or the program, continue there.
+
+        Raises ValueError, then, for the state of another dataset or order.
+        """
+        self._loaded = state
+
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if self._world_size > 1:
             self._check_nobody_divides_it()
+        if self._loaded is not None:
+            return self._resumed(*(0, 0) if worker is None else (worker.num_workers, worker.id))
         if worker is None:
             before = self._iterated_by_others(0)
             self._counts[0, 0] += 1
@@ -131,13 +147,34 @@ class PartitionedDataset(IterableDataset[Any]):
             rank=self._rank * workers + worker, world_size=self._world_size * workers, **options
         )
 
-    def _items(self, loader: PartitionedLoader, epoch: int | None = None) -> Iterator[Any]:
+    def _resumed(self, workers: int, worker: int) -> Iterator[Any]:
+        """Continue from the loaded state; iterations after this one count on from its epoch."""
+        state, self._loaded = self._loaded, None
+        assert state is not None
+        loader = self._loader_of(worker, workers) if workers else self._loader
+        loader.load_state_dict(state["loader"])
+        others = self._iterated_by_others(workers)
+        self._counts[workers, worker] = loader.epoch + 1 - int(self._epoch) - others
+        return self._items(loader, skipped=state["samples"])
+
+    def _items(
+        self, loader: PartitionedLoader, epoch: int | None = None, skipped: int = 0
+    ) -> Iterator[Any]:
+        """Yield batches or samples; without the first `skipped` samples of the first batch."""
         if epoch is not None:
             loader.set_epoch(epoch)
-        if not self._samples:
-            yield from loader
-            return
-        for batch in loader:
+        batches = iter(loader)
+        self._position = {"loader": loader.state_dict(), "samples": skipped}
+        for batch in batches:
+            if not self._samples:
+                self._position = {"loader": loader.state_dict(), "samples": 0}
+                yield batch
+                continue
             names = list(batch)
-            for values in zip(*batch.values(), strict=True):
-                yield dict(zip(names, values, strict=True))
+            for number, values in enumerate(zip(*batch.values(), strict=True)):
+                if number >= skipped:
+                    self._position["samples"] = number + 1
+                    yield dict(zip(names, values, strict=True))
+            skipped = 0
+            self._position = {"loader": loader.state_dict(), "samples": 0}
+        self._position = {"loader": loader.state_dict(), "samples": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 from hypothesis import settings
@@ -36,8 +37,16 @@ class Job(RuleBasedStateMachine):
         self.make(size, batch)
 
     def make(self, size, batch):
-        ranks = range(size)
-        self.loaders = [loader_of(self.folder, batch, rank, size, **OPTIONS) for rank in ranks]
+        self.interrupting = False
+        options = OPTIONS | {"transform": self.transform}
+        self.loaders = [
+            loader_of(self.folder, batch, rank, size, **options) for rank in range(size)
+        ]
+
+    def transform(self, batch):
+        if self.interrupting:
+            signal.raise_signal(signal.SIGINT)
+        return batch
 
     @precondition(lambda self: not self.running)
     @rule()
@@ -69,6 +78,18 @@ class Job(RuleBasedStateMachine):
         for each in self.running:
             each.close()
         self.running = []
+
+    @precondition(lambda self: self.running)
+    @rule(**RANKS)
+    def interrupt(self, size, batch):
+        """Press Ctrl-C while each rank waits for a batch, and start again from the states."""
+        self.interrupting = True
+        for each in self.running:
+            try:
+                self.is_over |= next(each, None) is None
+            except KeyboardInterrupt:
+                continue
+        self.resume(size, batch)
 
     @rule(**RANKS)
     def resume(self, size, batch):
