@@ -43,6 +43,7 @@ from hsgd.errors import HsgdError, SignatureMismatch
 __all__ = ["Collectives"]
 
 
+@torch_versions.keep_from_dynamo
 class Collectives(dist.ProcessGroup):
     """A process group whose collectives on CPU tensors go through its own Comm.
 

@@ -14,11 +14,13 @@ from hsgd.c10d import preemptible_group
 from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.diagnostics.call_counts import CallCounts
 from hsgd.c10d.routes import by_device
+from hsgd.c10d.torch_versions import keep_from_dynamo
 
 __all__ = ["GlooGroup"]
 preemptible_group.register()
 
 
+@keep_from_dynamo
 class GlooGroup(Collectives):
     """Replacement of `underneath`, which torch made over gloo; collective to construct, blocking.
 

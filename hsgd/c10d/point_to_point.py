@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from hsgd.c10d import torch_versions
+from hsgd.c10d.torch_versions import keep_from_dynamo
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.jobs.stores.board import Board
 
 __all__ = ["PointToPoint"]
 
 
+@keep_from_dynamo
 class _Message(dist.Work):
     """A message in flight; its errors name the other side."""
 

@@ -16,6 +16,7 @@ from hsgd.c10d.devices.device_messages import DeviceMessages
 from hsgd.c10d.diagnostics import flight_recorder
 from hsgd.c10d.point_to_point import PointToPoint
 from hsgd.c10d.routes import by_device
+from hsgd.c10d.torch_versions import keep_from_dynamo
 from hsgd.config import Config
 from hsgd.errors import HsgdError
 from hsgd.optim.replicas.guarded_ddp import guard_all
@@ -26,6 +27,7 @@ _MESSAGES = ("send", "recv", "recv_anysource")
 preemptible_group.register()
 
 
+@keep_from_dynamo
 class HsgdProcessGroup(Collectives):
     """Group of init_process_group("hsgd") and new_group; collective over its ranks, blocking.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,16 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from hsgd.errors import LaunchError
 
-__all__ = ["blocking_returns_none", "gloo_device", "is_blocking", "make_blocking", "refuse_old"]
+__all__ = [
+    "blocking_returns_none",
+    "gloo_device",
+    "is_blocking",
+    "keep_from_dynamo",
+    "make_blocking",
+    "refuse_old",
+]
+
+_Class = TypeVar("_Class", bound=type)
 
 # If torch.distributed states for each collective whether it blocks, and accepts None for a finished
 # one. Older versions wait for any returned work.
@@ -24,6 +34,21 @@ def refuse_old() -> None:
             f"process groups of hsgd need torch 2.7 or newer, and this is {torch.__version__}; "
             "hsgd.torch works with 2.4"
         )
+
+
+def keep_from_dynamo(kind: _Class) -> _Class:
+    """Decorate a class whose methods, and what they call, torch.compile runs without compiling.
+
+    It leaves torch's own functions alone, but would compile what those call, and refuses process
+    groups there. Does not import torch._dynamo.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for value in vars(kind).values():
+        function = getattr(value, "fget", value)
+        if isinstance(function, FunctionType):
+            frames.set_code_exec_strategy(function.__code__, skip)
+    return kind
 
 
 def is_blocking(options: Any) -> bool:

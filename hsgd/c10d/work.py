@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from hsgd.c10d import NAME
 from hsgd.c10d.diagnostics import tracing
+from hsgd.c10d.torch_versions import keep_from_dynamo
 from hsgd.errors import CollectiveTimeout, HsgdError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class _Announcing(threading.local):
 _announcing = _Announcing()
 
 
+@keep_from_dynamo
 class HsgdWork(dist.Work):
     """One collective of a process group, running or ended.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hsgd.base.codes import OP_CODES
 from hsgd.c10d.collectives import Collectives
+from hsgd.c10d.torch_versions import keep_from_dynamo
 from hsgd.comm.communicator import Comm
 from hsgd.comm.device.device_comm import DeviceComm
 from hsgd.errors import HsgdError
@@ -27,6 +28,7 @@ __all__ = ["DeviceCollectives", "DeviceWork"]
 _STREAMS = 4  # one collective may begin before the previous one ends
 
 
+@keep_from_dynamo
 class DeviceWork(dist.Work):
     """A queued collective on CUDA tensors; `check` raises the error of a failed one."""
 
@@ -79,6 +81,7 @@ class DeviceWork(dist.Work):
         return self._future
 
 
+@keep_from_dynamo
 class DeviceCollectives(Collectives):
     """Collectives on CUDA tensors in "cpu:hsgd,cuda:hsgd"; collective and blocking to construct."""
 

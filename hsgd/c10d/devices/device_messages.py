@@ -11,10 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsgd.c10d.point_to_point import PointToPoint
+from hsgd.c10d.torch_versions import keep_from_dynamo
 
 __all__ = ["DeviceMessages"]
 
 
+@keep_from_dynamo
 class _Arrival(dist.Work):
     """A message that is copied to the device after it arrived."""
 
