@@ -159,7 +159,7 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
     if data.windows is not None:
         data = data.windows.source
     chunks = [extent.chunks for extent in data.extents()]
-    least += 3 * max((mapped.nbytes for mapped in chunks if mapped is not None), default=0)
+    least += max((mapped.working_bytes for mapped in chunks if mapped is not None), default=0)
     if not verify:
         return least
     longest = max((data.block_bytes(spec) for spec in data.fields), default=0)

@@ -1,5 +1,7 @@
 """Chunks of HDF5 datasets without HDF5: their places, and how to apply and undo their filters.
 
+The chunks that hold the same rows are a block. A chunk may hold whole rows or a part of them.
+
 gzip is Python's own; Blosc and Zstandard are those of numcodecs. All release the GIL, while HDF5
 decompresses under one lock.
 """
@@ -8,8 +10,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +40,7 @@ COMPRESSIONS = ("gzip", "lz4", "zstd")  # what a conversion can write
 _DEFLATE, _SHUFFLE, _BLOSC, _ZSTD = 1, 2, 32001, 32015  # as registered with the HDF Group
 _NAMES = {_DEFLATE: "gzip", _SHUFFLE: "shuffle", _BLOSC: "blosc", _ZSTD: "zstd"}
 _MOST_BYTES = 4 << 30  # of one chunk; HDF5 1.x makes no larger ones
+_MOST_BLOCK_BYTES = 1 << 30  # of a block that is put together from several chunks
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 
 _GZIP_LEVEL = 4
@@ -50,15 +53,41 @@ class Undecodable(ValueError):
 
 @dataclass(frozen=True)
 class Chunks:
-    """Places of the chunks of a dataset; each chunk has whole rows."""
+    """Places of the chunks of a dataset, block after block."""
 
-    rows: int  # of a chunk; elements for a ragged field
+    shape: tuple[int, ...]  # of a chunk: rows, or elements of a ragged field, and its part of them
+    row_shape: tuple[int, ...]
     offsets: bytes  # int64, byte position of each stored chunk
     sizes: bytes  # int64, bytes of each stored chunk
     masks: bytes  # uint32; bit n is set if the n-th filter was not applied to the chunk
     filters: tuple[int, ...]  # their numbers, in the order in which they were applied
-    nbytes: int  # of a chunk without filters
-    item_bytes: int  # size of the items that the shuffle filter shuffles
+    item_bytes: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block; the last one may have fewer."""
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a chunk without filters."""
+        return math.prod(self.shape) * self.item_bytes
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks of a block along each axis of a row."""
+        pairs = zip(self.row_shape, self.shape[1:], strict=True)
+        return tuple(-(-length // step) for length, step in pairs)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.rows * math.prod(self.row_shape) * self.item_bytes
+
+    @property
+    def working_bytes(self) -> int:
+        """The most memory that reading a block takes, with what is kept of it."""
+        joined = 0 if self.shape[1:] == self.row_shape else self.block_bytes
+        return 3 * self.nbytes + joined
 
     @property
     def names(self) -> str:
@@ -76,6 +105,11 @@ class Chunks:
             int(np.frombuffer(self.sizes, np.int64)[chunk]),
         )
 
+    def of_blocks(self, first: int, stop: int) -> range:
+        """Return the chunks of blocks [first, stop)."""
+        each = math.prod(self.grid)
+        return range(first * each, stop * each)
+
 
 def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
     """Return the places of an open dataset's chunks, or why they cannot be read without HDF5.
@@ -84,31 +118,38 @@ def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
     """
     h5py = import_h5py()
 
-    if dataset.chunks[1:] != dataset.shape[1:]:
-        return f"chunks of {dataset.chunks} do not hold whole rows"
     refusal = _unknown_filters(dataset)
     if refusal:
         return refusal
     if not hasattr(h5py.h5d.DatasetID, "chunk_iter"):
         return "this h5py cannot list chunks"
-    nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    if nbytes > _MOST_BYTES:
-        return f"chunks of {nbytes} bytes"
-    count = -(-dataset.shape[0] // dataset.chunks[0])
-    if dataset.id.get_num_chunks() != count:  # before memory is allocated for `count` chunks
-        return "chunks are missing"
-    places = _list_chunks(dataset, count, file_bytes)
-    if isinstance(places, str):
-        return places
     create = dataset.id.get_create_plist()
     filters = tuple(create.get_filter(n)[0] for n in range(create.get_nfilters()))
-    found = Chunks(dataset.chunks[0], *places, filters, nbytes, dataset.dtype.itemsize)
+    shape = dataset.chunks
+    empty = Chunks(shape, dataset.shape[1:], b"", b"", b"", filters, dataset.dtype.itemsize)
+    if empty.nbytes > _MOST_BYTES:
+        return f"chunks of {empty.nbytes} bytes"
+    if shape[1:] != empty.row_shape and empty.block_bytes > _MOST_BLOCK_BYTES:
+        return (
+            f"chunks of {shape} hold parts of rows, and whole ones take {empty.block_bytes} bytes"
+        )
+    grid = tuple(-(-n // step) for n, step in zip(dataset.shape, shape, strict=True))
+    if dataset.id.get_num_chunks() != math.prod(grid):  # before memory is allocated for so many
+        return "chunks are missing"
+    places = _list_chunks(dataset, grid, file_bytes)
+    if isinstance(places, str):
+        return places
+    offsets, sizes, masks = places
     # With H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot query, HDF5 does not filter the
-    # last chunk, and its mask does not show it.
-    edge = count - 1
-    if dataset.shape[0] % found.rows and found.applied(edge) and found.place(edge)[1] == nbytes:
-        return "the last chunk may lie there without its filters"
-    return found
+    # chunks that end after the dataset, and their masks do not show it.
+    edge = np.zeros(grid, bool)
+    for axis, (length, step) in enumerate(zip(dataset.shape, shape, strict=True)):
+        if length % step:
+            np.moveaxis(edge, axis, 0)[-1] = True
+    filtered = ~masks & (1 << len(filters)) - 1 > 0
+    if (edge.reshape(-1) & filtered & (sizes == empty.nbytes)).any():
+        return "chunks at the edge may lie there without their filters"
+    return replace(empty, offsets=offsets.tobytes(), sizes=sizes.tobytes(), masks=masks.tobytes())
 
 
 def _unknown_filters(dataset: h5py.Dataset) -> str:
@@ -133,17 +174,17 @@ def _unknown_filters(dataset: h5py.Dataset) -> str:
 
 
 def _list_chunks(
-    dataset: h5py.Dataset, count: int, file_bytes: int
-) -> tuple[bytes, bytes, bytes] | str:
-    """Return offsets, sizes and masks of all chunks, or why rows and chunks do not match."""
-    rows = dataset.chunks[0]
+    dataset: h5py.Dataset, grid: tuple[int, ...], file_bytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]] | str:
+    """Return offsets, sizes and masks of all chunks, or why they are not one for each place."""
     found: list[Any] = []
     dataset.id.chunk_iter(found.append)
+    count, steps = math.prod(grid), dataset.chunks
     offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     masks = np.zeros(count, np.uint32)
     for info in found:
-        chunk, inside = divmod(info.chunk_offset[0], rows)
-        if inside or any(info.chunk_offset[1:]) or chunk >= count or offsets[chunk] >= 0:
+        chunk = _number_of(info.chunk_offset, steps, grid)
+        if chunk < 0 or offsets[chunk] >= 0:
             return f"a chunk at {tuple(info.chunk_offset)}, or two of them"
         start, size = info.byte_offset, info.size
         if start is None or start + size > file_bytes:
@@ -154,7 +195,18 @@ def _list_chunks(
         offsets[chunk], sizes[chunk], masks[chunk] = start, size, info.filter_mask
     if offsets.min(initial=0) < 0:
         return "chunks are missing"
-    return offsets.tobytes(), sizes.tobytes(), masks.tobytes()
+    return offsets, sizes, masks
+
+
+def _number_of(at: Sequence[int], steps: Sequence[int], grid: Sequence[int]) -> int:
+    """Return the number of the chunk that begins at `at`; -1 if none can."""
+    number = 0
+    for start, step, count in zip(at, steps, grid, strict=True):
+        place, inside = divmod(start, step)
+        if inside or place >= count:
+            return -1
+        number = number * count + place
+    return number
 
 
 def load_filters(dataset: h5py.Dataset) -> str:

@@ -335,9 +335,14 @@ class _Column:
         elif self._chunks is None:
             positions = self._positions.tobytes()
         else:
-            found = self._chunks
-            stored = (self._positions.tobytes(), self._sizes.tobytes(), self._masks.tobytes())
-            chunks = Chunks(1, *stored, found.filters, found.nbytes, found.item_bytes)
+            chunks = replace(
+                self._chunks,
+                shape=(1, *self._shape),
+                row_shape=self._shape,
+                offsets=self._positions.tobytes(),
+                sizes=self._sizes.tobytes(),
+                masks=self._masks.tobytes(),
+            )
         return Extent(
             0 if positions else -1,
             self._dtype,

@@ -15,7 +15,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,18 +23,19 @@ from numpy.typing import NDArray
 from hsgd.base.closing import Closing
 from hsgd.errors import DataError
 
-from ..format.chunks import Undecodable, decode, load_filters
+from ..format.chunks import load_filters
 from ..format.data_map import DataMap, Extent, Offsets
 from ..format.fields import stored_name
-from ..format.opening import Identity, first_line, object_identity, open_hdf5
+from ..format.opening import first_line, object_identity, open_hdf5
 from ..format.ragged import Ragged, join
 from ..format.table_columns import as_column, find_field
 from ..order.epoch_order import IntArray
 from ..remote.disk_cache import RequestCounts
 from ..remote.object_reader import ObjectReader, RemoteAccess
 from . import row_copies
+from .chunk_reader import ChunkReader
 from .claimed_memory import claimed_memory
-from .slab_files import SlabFiles, check_unchanged
+from .slab_files import SlabFiles, check_file
 
 if TYPE_CHECKING:
     import h5py
@@ -81,7 +81,7 @@ class RowReader(Closing):
         self._hdf5: OrderedDict[int, h5py.File] = OrderedDict()
         self._inherited = self._hdf5  # after a fork: the parent's files, kept so that none closes
         self._specs = {spec.name: spec for spec in data.fields}
-        self._last_chunk: tuple[tuple[int, str, int], NDArray[Any]] | None = None
+        self._chunks = ChunkReader(data, self._read_bytes, self._forget)
         self._stops = list(itertools.accumulate(data.slab_counts))
         self._element_stops: dict[str, list[int]] = {}  # of ragged fields, by slab
         # For a packed dataset: reads the samples that its windows consist of.
@@ -274,11 +274,9 @@ class RowReader(Closing):
     def _forget_rows(self, number: int, name: str, row: int, rows: int) -> bool:
         """Drop rows, or elements, from the cache on disk; False if there is no such cache."""
         extent, row_bytes = self.data.slabs[number].extents[name], self._specs[name].row_bytes
-        if extent.chunks is None:
-            return self._forget(number, extent.offset + row * row_bytes, rows * row_bytes)
-        self._last_chunk = None
-        indices = range(row // extent.chunks.rows, -(-(row + rows) // extent.chunks.rows))
-        return sum(self._forget(number, *extent.chunks.place(index)) for index in indices) > 0
+        if extent.chunks is not None:
+            return self._chunks.forget(number, name, row, rows)
+        return self._forget(number, extent.offset + row * row_bytes, rows * row_bytes)
 
     def _forget(self, number: int, position: int, nbytes: int) -> bool:
         slab = self.data.slabs[number]
@@ -302,65 +300,13 @@ class RowReader(Closing):
                 self.read_elements(number, name, row, block)
             yield 0, block
             return
-        for low, block in self._chunk_rows(number, name, row, rows):
+        for low, block in self._chunks.parts(number, name, row, rows):
             self.stats.bytes_read += block.nbytes
             yield low, block
 
     def _read_chunks(self, number: int, name: str, row: int, out: NDArray[Any]) -> None:
-        for low, block in self._chunk_rows(number, name, row, len(out)):
+        for low, block in self._chunks.parts(number, name, row, len(out)):
             out[low : low + len(block)] = block
-
-    def _chunk_rows(
-        self, number: int, name: str, start: int, count: int
-    ) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield rows [start, start + count) of a slab in parts, as _parts() does."""
-        chunks = self.data.slabs[number].extents[name].chunks
-        assert chunks is not None
-        row = start
-        while row < start + count:
-            index = row // chunks.rows
-            rows = self._read_chunk(number, name, index)
-            first = row - index * chunks.rows
-            part = rows[first : first + start + count - row]
-            yield row - start, part
-            row += len(part)
-
-    def _read_chunk(
-        self, number: int, name: str, index: int, *, again: bool = False
-    ) -> NDArray[Any]:
-        """Return the rows of one chunk in native byte order; the last chunk stays in memory.
-
-        `again` is true after the chunk was dropped from the cache on disk. Raises DataError if it
-        cannot be read or decompressed.
-        """
-        key, slab = (number, name, index), self.data.slabs[number]
-        if self._last_chunk is not None and self._last_chunk[0] == key:
-            _check_file(slab.path, slab.identity)
-            return self._last_chunk[1]
-        spec = self._specs[name]
-        extent = slab.extents[name]
-        chunks = extent.chunks
-        assert chunks is not None
-        position, nbytes = chunks.place(index)
-        what = f"the chunk at byte {position} of {name!r}"
-        with claimed_memory(slab.path, what, nbytes):
-            stored = np.empty(nbytes, np.uint8)
-        self._read_bytes(number, position, stored)
-        try:
-            with claimed_memory(slab.path, what, chunks.nbytes):
-                flat = decode(chunks, index, stored)
-        except Undecodable as error:
-            if not again and self._forget(number, position, nbytes):
-                return self._read_chunk(number, name, index, again=True)
-            raise DataError(
-                f"{slab.path}: the chunk at byte {position} of {name!r} cannot be decompressed: "
-                f"{error}; restore this file"
-            ) from None
-        count = slab.count if extent.offsets is None else extent.offsets.elements
-        rows = flat.view(extent.stored_dtype).reshape((chunks.rows, *spec.shape))
-        rows = rows[: count - index * chunks.rows].astype(spec.dtype, copy=False)
-        self._last_chunk = (key, rows)
-        return rows
 
     def _read_direct(self, number: int, extent: Extent, skip: int, out: NDArray[Any]) -> None:
         """Read with preadv straight into `out`, then fix the byte order."""
@@ -399,9 +345,9 @@ class RowReader(Closing):
         slab = self.data.slabs[number]
         try:
             file = self._hdf5_file(number)
-            _check_file(slab.path, slab.identity)
+            check_file(slab.path, slab.identity)
             if (linked := slab.extents[name].linked) is not None:
-                _check_file(*linked)
+                check_file(*linked)
             stored = out.view(slab.extents[name].stored_dtype)  # HDF5 does not swap bit fields
             if places := slab.extents[name].places:
                 for at, place in enumerate(places[row : row + len(out)]):
@@ -449,11 +395,6 @@ class RowReader(Closing):
         self._hdf5 = OrderedDict()
 
 
-def _check_file(path: str, identity: Identity) -> None:
-    if object_identity(identity) is None:  # requests for objects send the ETag instead
-        check_unchanged(path, identity, Path(path).stat())
-
-
 def check_offsets(path: str, name: str, start: int, ends: IntArray, offsets: Offsets) -> None:
     """Raise DataError if `ends` cannot be the ends of the samples from `start` on in their slab."""
     lengths = np.diff(ends)
@@ -491,7 +432,7 @@ def _place_of(extent: Extent, row: int) -> str:
     chunks = extent.chunks
     if chunks is None or row // chunks.rows * 8 >= len(chunks.offsets):
         return f"at row {row}"
-    return f"at byte {chunks.place(row // chunks.rows)[0]}"
+    return f"at byte {chunks.place(chunks.of_blocks(row // chunks.rows, 0).start)[0]}"
 
 
 _live_readers: weakref.WeakSet[RowReader] = weakref.WeakSet()

@@ -14,9 +14,9 @@ from hsgd.errors import DataError
 
 from ..format.data_map import DataMap, SlabMap
 from ..format.file_lock import lock_shared
-from ..format.opening import Identity, identity_of
+from ..format.opening import Identity, identity_of, object_identity
 
-__all__ = ["SECTOR_BYTES", "SlabFiles", "check_unchanged"]
+__all__ = ["SECTOR_BYTES", "SlabFiles", "check_file"]
 
 SECTOR_BYTES = 4096  # alignment for O_DIRECT that suits every disk
 _OPEN_FILES = 64  # besides those in use
@@ -55,7 +55,7 @@ class SlabFiles:
                 self._make_room()
                 file = self._files[number] = self._open(slab)
             self._files.move_to_end(number)
-            check_unchanged(slab.path, slab.identity, os.fstat(file.descriptor))
+            _check_unchanged(slab.path, slab.identity, os.fstat(file.descriptor))
             file.users += 1
             return file.descriptor, file.alignment
 
@@ -118,7 +118,13 @@ class SlabFiles:
         self._forget()
 
 
-def check_unchanged(path: str, identity: Identity, status: os.stat_result) -> None:
+def check_file(path: str, identity: Identity) -> None:
+    """Raise DataError if the file at `path` is no longer the one that was examined."""
+    if object_identity(identity) is None:  # requests for objects send the ETag instead
+        _check_unchanged(path, identity, os.stat(path))
+
+
+def _check_unchanged(path: str, identity: Identity, status: os.stat_result) -> None:
     """Raise DataError if a file differs from the `identity` that it had when it was examined."""
     size = identity[0]
     if status.st_size < size:

@@ -1,0 +1,116 @@
+"""ChunkReader: reads and decodes the chunks around rows, without HDF5."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError
+
+from ..format.chunks import Chunks, Undecodable, decode
+from ..format.data_map import DataMap
+from .claimed_memory import claimed_memory
+from .slab_files import check_file
+
+__all__ = ["ChunkReader"]
+
+
+class ChunkReader:
+    """Reader of blocks of rows, for one thread; the last block stays in memory.
+
+    `read_bytes` fills an array from a position of a slab; `forget` drops a range from the cache on
+    disk, and returns whether there is one.
+    """
+
+    def __init__(
+        self,
+        data: DataMap,
+        read_bytes: Callable[[int, int, NDArray[Any]], None],
+        forget: Callable[[int, int, int], bool],
+    ) -> None:
+        self._data, self._read_bytes, self._forget = data, read_bytes, forget
+        self._specs = {spec.name: spec for spec in data.fields}
+        self._last: tuple[tuple[int, str, int], NDArray[Any]] | None = None
+
+    def parts(
+        self, number: int, name: str, start: int, count: int
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield rows [start, start + count) of a slab in parts, each with the rows before it.
+
+        Raises DataError if a chunk cannot be read or decompressed.
+        """
+        step = self._chunks(number, name).rows
+        row = start
+        while row < start + count:
+            block = self._block(number, name, row // step)
+            first = row % step
+            part = block[first : first + start + count - row]
+            yield row - start, part
+            row += len(part)
+
+    def forget(self, number: int, name: str, start: int, count: int) -> bool:
+        """Drop the chunks of rows from the cache on disk; False if there is no such cache."""
+        self._last = None
+        chunks = self._chunks(number, name)
+        blocks = start // chunks.rows, -(-(start + count) // chunks.rows)
+        found = [self._forget(number, *chunks.place(n)) for n in chunks.of_blocks(*blocks)]
+        return any(found)
+
+    def _chunks(self, number: int, name: str) -> Chunks:
+        chunks = self._data.slabs[number].extents[name].chunks
+        assert chunks is not None
+        return chunks
+
+    def _block(self, number: int, name: str, index: int) -> NDArray[Any]:
+        """Return the rows of one block in native byte order."""
+        key, slab = (number, name, index), self._data.slabs[number]
+        if self._last is not None and self._last[0] == key:
+            check_file(slab.path, slab.identity)
+            return self._last[1]
+        self._last = None
+        spec, extent, chunks = self._specs[name], slab.extents[name], self._chunks(number, name)
+        count = slab.count if extent.offsets is None else extent.offsets.elements
+        rows = min(chunks.rows, count - index * chunks.rows)
+        found = chunks.of_blocks(index, index + 1)
+        if chunks.shape[1:] == spec.shape:
+            block = self._read(number, name, found[0])[:rows].astype(spec.dtype, copy=False)
+        else:
+            with claimed_memory(slab.path, f"{rows} rows of {name!r}", rows * spec.row_bytes):
+                block = np.empty((rows, *spec.shape), spec.dtype)
+            for chunk, part in zip(found, _parts(block, chunks), strict=True):
+                part[...] = self._read(number, name, chunk)[tuple(map(slice, part.shape))]
+        self._last = (key, block)
+        return block
+
+    def _read(self, number: int, name: str, chunk: int, *, again: bool = False) -> NDArray[Any]:
+        """Return a decoded chunk in the byte order of the file.
+
+        `again` is true after the chunk was dropped from the cache on disk.
+        """
+        slab, chunks = self._data.slabs[number], self._chunks(number, name)
+        position, nbytes = chunks.place(chunk)
+        what = f"the chunk at byte {position} of {name!r}"
+        with claimed_memory(slab.path, what, nbytes):
+            stored = np.empty(nbytes, np.uint8)
+        self._read_bytes(number, position, stored)
+        try:
+            with claimed_memory(slab.path, what, chunks.nbytes):
+                flat = decode(chunks, chunk, stored)
+        except Undecodable as error:
+            if not again and self._forget(number, position, nbytes):
+                return self._read(number, name, chunk, again=True)
+            raise DataError(
+                f"{slab.path}: {what} cannot be decompressed: {error}; restore this file"
+            ) from None
+        return flat.view(slab.extents[name].stored_dtype).reshape(chunks.shape)
+
+
+def _parts(block: NDArray[Any], chunks: Chunks) -> Iterator[NDArray[Any]]:
+    """Yield the part of a block that each of its chunks holds."""
+    for at in itertools.product(*map(range, chunks.grid)):
+        steps = zip(at, chunks.shape[1:], strict=True)
+        yield block[(slice(None), *(slice(n * step, (n + 1) * step) for n, step in steps))]
