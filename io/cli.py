@@ -26,7 +26,7 @@ from .convert.find_damage import find_damage
 from .convert.progress import Progress
 from .convert.upload_slabs import check_target, upload_slabs
 from .dataset_summary import describe, document, table
-from .format.chunks import COMPRESSIONS
+from .format.compression import COMPRESSIONS
 from .format.index_checksum import unchecked_index
 from .layouts.open_map import open_map, open_undamaged
 from .loader import PartitionedLoader
@@ -192,7 +192,7 @@ def _add_convert(commands: Any) -> None:
     tokens = "a tokenizer.json: token ids (field tokens) instead of text; needs tokenizers"
     add("--tokenizer", metavar="FILE", help=tokens)
     smaller = (
-        "smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin and numcodecs)"
+        "smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin)"
     )
     add("--compress", choices=COMPRESSIONS, help=smaller)
     fill = "HDF5: take fill values for rows that nobody ever wrote (default: an error)"

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
-from ..format.chunks import load_filters
 from ..format.fields import left_out_line, names_in, stored_name
+from ..format.filters import load_filters
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, ragged_of

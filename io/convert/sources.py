@@ -19,8 +19,8 @@ from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunk_bounds import check_stored_chunks
-from ..format.chunks import load_filters
 from ..format.fields import UnequalRows, choose_fields, find_fields, linked_file
+from ..format.filters import load_filters
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, Ragged, ragged_of

@@ -11,7 +11,7 @@ import numpy as np
 from hsgd.errors import DataError
 
 from .chunk_bounds import check_stored_chunks
-from .chunks import load_filters
+from .filters import load_filters
 from .opening import first_line
 from .slab_folder import import_h5py
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..format.chunks import Chunks, Undecodable, decode
+from ..format.chunks import Chunks, decode
 from ..format.data_map import DataMap
+from ..format.filters import Undecodable
 from .claimed_memory import claimed_memory
 from .slab_files import check_file
 

@@ -6,15 +6,13 @@ The functions release the GIL while they work. The caller keeps the memory at th
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-import hsgd.errors
+from ..native_library import native_library
 
 __all__ = [
     "END",
@@ -141,7 +139,9 @@ class TaskBatch:
         Results are in the tasks: `status` is 0, an errno value, END or MISMATCH.
         """
         return bool(
-            _library().hsgd_io_work(ctypes.byref(self._batch), staging.address, staging.nbytes)
+            native_library().hsgd_io_work(
+                ctypes.byref(self._batch), staging.address, staging.nbytes
+            )
         )
 
 
@@ -154,7 +154,9 @@ def move_rows(
     """
     row_bytes = rows.nbytes // len(rows) if len(rows) else 0
     each = None if sizes is None else sizes.ctypes.data
-    _library().hsgd_io_move_rows(rows.ctypes.data, row_bytes, each, len(places), places.ctypes.data)
+    native_library().hsgd_io_move_rows(
+        rows.ctypes.data, row_bytes, each, len(places), places.ctypes.data
+    )
 
 
 def crop_image(
@@ -176,7 +178,7 @@ def crop_image(
         raise ValueError(f"the part {part} is not inside an image of {width} x {height}")
     wide, high = min(wide, width - left), min(high, height - top)
     crop = _Crop(pixels.ctypes.data, width, left, top, wide, high, len(to), flip, to.ctypes.data)
-    scale = _library().hsgd_io_crop_image
+    scale = native_library().hsgd_io_crop_image
     if scratch is None:
         scratch = np.empty(0, np.uint64)
     needed = scale(ctypes.byref(crop), scratch.ctypes.data, scratch.nbytes)
@@ -188,19 +190,4 @@ def crop_image(
 
 def crc32c(values: NDArray[Any], crc: int = 0) -> int:
     """Return the CRC-32C of the bytes of a contiguous array, continued from `crc`."""
-    return int(_library().hsgd_io_crc32c(crc, values.ctypes.data, values.nbytes))
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    """Load the library beside hsgd/errors.py; an editable installation has hsgd.io elsewhere."""
-    library = ctypes.CDLL(str(Path(hsgd.errors.__file__).with_name("libhsgd_io.so")))
-    pointer, count = ctypes.c_void_p, ctypes.c_int64
-    library.hsgd_io_work.argtypes = [pointer, pointer, count]
-    library.hsgd_io_move_rows.argtypes = [pointer, count, pointer, count, pointer]
-    library.hsgd_io_move_rows.restype = None
-    library.hsgd_io_crc32c.argtypes = [ctypes.c_uint32, pointer, count]
-    library.hsgd_io_crc32c.restype = ctypes.c_uint32
-    library.hsgd_io_crop_image.argtypes = [pointer, pointer, count]
-    library.hsgd_io_crop_image.restype = count
-    return library
+    return int(native_library().hsgd_io_crc32c(crc, values.ctypes.data, values.nbytes))

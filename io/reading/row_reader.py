@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from hsgd.base.closing import Closing
 from hsgd.errors import DataError
 
-from ..format.chunks import load_filters
 from ..format.data_map import DataMap, Extent, Offsets
 from ..format.fields import stored_name
+from ..format.filters import load_filters
 from ..format.opening import first_line, object_identity, open_hdf5
 from ..format.ragged import Ragged, join
 from ..format.table_columns import as_column, find_field

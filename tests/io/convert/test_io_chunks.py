@@ -18,7 +18,10 @@ from hsgd.io import RowReader, convert_to_slabs, open_map
 from hsgd.io.batches.scheduler import staging_bytes
 from hsgd.io.convert import slab_folder_writer as writer
 from hsgd.io.convert.find_damage import find_damage
-from hsgd.io.format.chunks import COMPRESSIONS, chunks_of
+from hsgd.io.format import plugin_codecs
+from hsgd.io.format.chunks import chunks_of
+from hsgd.io.format.compression import COMPRESSIONS
+from hsgd.io.format.filters import Filter, undo_filters
 
 from hdf5_samples import arrays_of, collect, write_hdf5
 from hsgd.errors import DataError, MissingExtra
@@ -43,6 +46,18 @@ FILTERS = {
     "shuffle": ({"compression": "gzip", "shuffle": True}, "shuffle + gzip"),
     "blosc": (hdf5plugin.Blosc("lz4", 5, hdf5plugin.Blosc.SHUFFLE), "blosc"),
     "zstd": (hdf5plugin.Zstd(), "zstd"),
+}
+MORE = {
+    **FILTERS,
+    "lz4": (hdf5plugin.LZ4(), "lz4"),
+    "lzf": ({"compression": "lzf", "shuffle": True}, "shuffle + lzf"),
+    "bitshuffle lz4": (hdf5plugin.Bitshuffle(cname="lz4"), "bitshuffle"),
+    "bitshuffle zstd": (hdf5plugin.Bitshuffle(cname="zstd"), "bitshuffle"),
+    "bzip2": (hdf5plugin.BZip2(), "bzip2"),
+    "several": (
+        {"compression": "gzip", "shuffle": True, "fletcher32": True},
+        "shuffle + gzip + fletcher32",
+    ),
 }
 
 
@@ -71,11 +86,11 @@ def test_chunked_files_are_read_in_place_around_hdf5(tmp_path, name, byteorder, 
 PARTS = {"halves": lambda n: -(-n // 2), "single": lambda n: 1, "larger": lambda n: n + 2}
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", MORE)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("byteorder", ["<", ">"])
 def test_chunks_that_hold_parts_of_rows_are_read_around_hdf5(tmp_path, name, part, byteorder):
-    options, words = FILTERS[name]
+    options, words = MORE[name]
     numbers = np.arange(200)
     expected = {
         "number": numbers,
@@ -94,6 +109,17 @@ def test_chunks_that_hold_parts_of_rows_are_read_around_hdf5(tmp_path, name, par
     assert sorted(found["number"]) == list(range(200))
     for field, values in found.items():
         np.testing.assert_array_equal(values, expected[field][found["number"]])
+
+
+def test_bitshuffle_without_compression_is_undone(tmp_path):
+    array = np.arange(64 * 33, dtype=np.int16).reshape(64, 33)
+    options = hdf5plugin.Bitshuffle(cname="none")
+    data = open_map(write_hdf5(tmp_path / "a.h5", {"x": array}, chunks=(16, 11), **options))
+    assert data.read_by() == {"x": "preadv + bitshuffle"}
+    out = np.empty_like(array)
+    with RowReader(data) as reader:
+        reader.read("x", 0, out)
+    np.testing.assert_array_equal(out, array)
 
 
 def test_chunks_of_h5pys_own_choice_are_read_around_hdf5(tmp_path):
@@ -152,14 +178,15 @@ def test_blocks_are_whole_chunks_and_each_is_read_once(tmp_path):
     assert loader.metrics()["preadv_calls"] == 12
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"chunks": (4, 6), "compression": "lzf"}, "filters (32000,), only these are known"),
-        ({"chunks": (4, 6), "compression": "gzip", "fletcher32": True}, "only these are known"),
-    ],
-)
-def test_other_chunks_are_read_by_h5py_with_the_reason(tmp_path, options, reason):
+OTHERS = {
+    "scaleoffset": ({"scaleoffset": 0}, "filters (6,), only these are known"),
+    "blosc2": (hdf5plugin.Blosc2(), "filters (32026,), only these are known"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_chunks_are_read_by_h5py_with_the_reason(tmp_path, name):
+    options, reason = OTHERS[name]
     array = np.arange(60).reshape(10, 6)
     data = open_map(write_hdf5(tmp_path / "a.h5", {"x": array}, **options))
     assert reason in data.refusals()["x"]
@@ -223,24 +250,64 @@ def read_all(path):
     return collect(loader_of(path, 100, shuffle="none", as_numpy=True))["x"]
 
 
-@pytest.mark.parametrize("count", [49, 51, 0])
-def test_a_frame_of_another_length_is_an_error_and_nothing_old_is_delivered(tmp_path, count):
-    zstd = pytest.importorskip("numcodecs.zstd")
-    good = with_chunk(
-        tmp_path / "a.h5", zstd.compress(np.arange(50)[::-1].copy()), **hdf5plugin.Zstd()
-    )
+def stored_chunk(path, values, **options):
+    """The bytes that HDF5 stores for a chunk."""
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("x", data=values, chunks=values.shape, **options)
+        return dataset.id.read_direct_chunk((0,))[1]
+
+
+@pytest.mark.parametrize("name", ["zstd", "lz4", "lzf", "blosc", "bitshuffle lz4", "bzip2"])
+@pytest.mark.parametrize("count", [49, 51])
+def test_a_frame_of_another_length_is_an_error_and_nothing_old_is_delivered(tmp_path, name, count):
+    options, _ = MORE[name]
+    reverse = stored_chunk(tmp_path / "c.h5", np.arange(50)[::-1].copy(), **options)
+    good = with_chunk(tmp_path / "a.h5", reverse, **options)
     assert read_all(good).tolist() == [*range(50)[::-1], *range(50, 100)]
-    bad = with_chunk(tmp_path / "b.h5", zstd.compress(np.arange(count)), **hdf5plugin.Zstd())
+    other = stored_chunk(tmp_path / "d.h5", np.arange(count), **options)
+    bad = with_chunk(tmp_path / "b.h5", other, **options)
     with pytest.raises(DataError, match=r"b\.h5: the chunk at byte \d+ of 'x' cannot be"):
         read_all(bad)
 
 
 @pytest.mark.parametrize("length", [2**40, 399])
 def test_a_frame_that_claims_another_length_takes_no_memory(tmp_path, length):
-    head = bytes.fromhex("28b52ffd") + b"\xe0" + length.to_bytes(8, "little")
-    path = with_chunk(tmp_path / "a.h5", head + b"\x01\x00\x00", **hdf5plugin.Zstd())
-    with pytest.raises(DataError, match=f"decompressed: {length} bytes, 400 are needed"):
-        read_all(path)
+    zstd = bytes.fromhex("28b52ffd") + b"\xe0" + length.to_bytes(8, "little") + b"\x01\x00\x00"
+    blocks = length.to_bytes(8, "big") + bytes.fromhex("00002000") + bytes(64)
+    frames = {"zstd": zstd, "lz4": blocks, "bitshuffle lz4": blocks}
+    for name, frame in frames.items():
+        path = with_chunk(tmp_path / "a.h5", frame, **MORE[name][0])
+        with pytest.raises(DataError, match=r"a\.h5: the chunk at byte .* cannot be decompressed"):
+            read_all(path)
+
+
+def test_a_wrong_fletcher32_checksum_is_an_error(tmp_path):
+    chunk = stored_chunk(tmp_path / "c.h5", np.arange(50), fletcher32=True)
+    swapped = chunk[:-4] + bytes(chunk[n] for n in (-3, -4, -1, -2))  # by HDF5 before 1.6.3
+    for right in (chunk, swapped):
+        path = with_chunk(tmp_path / "a.h5", right, fletcher32=True)
+        assert read_all(path).tolist() == list(range(100))
+    bad = bytes([chunk[0] ^ 1]) + chunk[1:]
+    with pytest.raises(DataError, match="its Fletcher-32 checksum is wrong"):
+        read_all(with_chunk(tmp_path / "b.h5", bad, fletcher32=True))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 719, 720, 721, 722, 99_999])
+def test_the_fletcher32_checksum_is_that_of_hdf5(tmp_path, count):
+    values = np.random.default_rng(count).integers(0, 256, count + 1, np.uint8)
+    chunk = np.frombuffer(stored_chunk(tmp_path / "a.h5", values, fletcher32=True), np.uint8)
+    found = undo_filters([Filter(3, ())], chunk, count + 1)
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("item", [1, 2, 3, 4, 8, 16, 1000])
+@pytest.mark.parametrize("count", [0, 1, 4097])
+def test_items_are_unshuffled_with_what_is_left_of_them(item, count):
+    planes = np.random.default_rng(item).integers(0, 256, (item, count), np.uint8)
+    rest = np.arange(item - 1, dtype=np.uint8)
+    shuffled = np.concatenate([planes.reshape(-1), rest])
+    found = undo_filters([Filter(2, (item,))], shuffled, len(shuffled))
+    np.testing.assert_array_equal(found, np.concatenate([planes.T.reshape(-1), rest]))
 
 
 def test_a_gzip_stream_without_its_end_is_an_error(tmp_path):
@@ -453,6 +520,10 @@ def test_a_compression_that_is_not_there_is_named(tmp_path, monkeypatch):
     with pytest.raises(MissingExtra, match=r"hdf5plugin .*pip install hdf5plugin"):
         convert_to_slabs(tmp_path / "x.npy", tmp_path / "out", compress="zstd")
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
-    monkeypatch.setitem(sys.modules, "numcodecs", None)
+
+
+def test_codecs_that_are_not_there_leave_chunks_to_h5py(tmp_path, monkeypatch):
     path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(9)}, **hdf5plugin.Zstd())
-    assert "needs numcodecs" in open_map(path).refusals()["x"]
+    plugin_codecs._codec.cache_clear()
+    monkeypatch.setattr(hdf5plugin, "PLUGIN_PATH", str(tmp_path))
+    assert "zstd needs hdf5plugin" in open_map(path).refusals()["x"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("hdf5plugin")
-pytest.importorskip("numcodecs")
 
 from differential_campaign import run_seeds
 
