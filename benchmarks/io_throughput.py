@@ -20,7 +20,7 @@ from typing import Any
 from harness import report
 from harness.stopping import keeping
 from remote import exchange_study, remote_study
-from studies import io_records
+from studies import io_chunks, io_records
 from studies.io_candidates import CANDIDATES, fio_rate
 from studies.io_files import SMALL, DataSet, can_drop_caches, drop_caches, make, warm
 from studies.io_packages import Candidate, usable
@@ -50,7 +50,7 @@ and TensorStore. WebDataset, Streaming and hdf5plugin must be in the environment
 be used are named, with the reason.
 
 --remote measures datasets behind a URL, --exchange slabs of another node, --records token streams
-and tables, with options of their own: --remote --help, and so on.
+and tables, --chunks compressed chunks, with options of their own: --remote --help, and so on.
 
 examples:
   python benchmarks/io_throughput.py --quick
@@ -306,5 +306,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     others = {"--remote": remote_study.main, "--exchange": exchange_study.main}
-    others["--records"] = io_records.main
+    others |= {"--records": io_records.main, "--chunks": io_chunks.main}
     sys.exit(next((run for word, run in others.items() if word in sys.argv), main)())

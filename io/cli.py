@@ -191,9 +191,7 @@ def _add_convert(commands: Any) -> None:
     add("--encoded", action="store_true", help=encoded)
     tokens = "a tokenizer.json: token ids (field tokens) instead of text; needs tokenizers"
     add("--tokenizer", metavar="FILE", help=tokens)
-    smaller = (
-        "smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin)"
-    )
+    smaller = "smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin)"
     add("--compress", choices=COMPRESSIONS, help=smaller)
     fill = "HDF5: take fill values for rows that nobody ever wrote (default: an error)"
     add("--fill-unwritten", action="store_true", help=fill)

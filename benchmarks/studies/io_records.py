@@ -27,7 +27,7 @@ from studies.io_candidates import CANDIDATES
 from studies.io_files import DataSet, write_litdata
 from studies.io_packages import leave_out
 
-__all__ = ["main"]
+__all__ = ["Batches", "Reader", "main", "measure", "ratios"]
 
 EPILOG = """\
 tokens: int32, documents of 500 tokens on average, in windows of 1024 (pack=1024 of hsgd.io, with
@@ -236,9 +236,18 @@ def take_turn(batches: Batches, budget_s: float) -> tuple[float, float, int]:
     return nbytes / seconds, (time.process_time() - worked) / max(nbytes, 1) * 1e9, taken
 
 
-def measure(kind: str, batch: int, folder: Path, options: Any, found: report.Measured) -> None:
+def measure(
+    kind: str,
+    batch: int,
+    folder: Path,
+    options: Any,
+    found: report.Measured,
+    readers: Sequence[Reader] | None = None,
+) -> None:
     """All turns of a kind of records with one batch size, into `found`."""
-    present = [one for one in READERS if one.kind == kind and one.package not in found.left_out]
+    present = [
+        one for one in readers or READERS if one.kind == kind and one.package not in found.left_out
+    ]
     turns: dict[str, list[tuple[float, float, int]]] = {one.name: [] for one in present}
     for turn in range(options.rounds + 1):
         for one in list(present):

@@ -7,7 +7,9 @@
 namespace {
 
 constexpr int64_t kFoldWords = 360;  // the most whose sums fit 32 bits
-constexpr int64_t kItems = 4096;     // of a part that stays in the CPU's cache
+constexpr int64_t kLiterals = 32;    // the longest run of bytes as they are in LZF
+constexpr int64_t kWord = 8;
+constexpr int64_t kItems = 4096;  // of a part that stays in the CPU's cache
 
 uint32_t fold(uint32_t sum) { return (sum & 0xffff) + (sum >> 16); }
 
@@ -41,7 +43,11 @@ int64_t hsgd_io_lzf(const void* source, int64_t size, void* target, int64_t room
     if (count == 0) {  // bytes as they are
       count = control + 1;
       if (count > end - from || count > room - (to - begin)) return -1;
-      std::memcpy(to, from, static_cast<size_t>(count));
+      if (end - from >= kLiterals && room - (to - begin) >= kLiterals) {
+        std::memcpy(to, from, kLiterals);  // too many, but of a fixed size
+      } else {
+        std::memcpy(to, from, static_cast<size_t>(count));
+      }
       from += count;
       to += count;
       continue;
@@ -51,10 +57,10 @@ int64_t hsgd_io_lzf(const void* source, int64_t size, void* target, int64_t room
     count += 2;
     const int64_t back = ((control & 0x1f) << 8) + *from++ + 1;
     if (back > to - begin || count > room - (to - begin)) return -1;
-    if (back >= count) {
-      std::memcpy(to, to - back, static_cast<size_t>(count));
+    if (back >= kWord && room - (to - begin) >= count + kWord) {
+      for (int64_t n = 0; n < count; n += kWord) std::memcpy(to + n, to + n - back, kWord);
       to += count;
-    } else {  // repeats what it writes
+    } else {  // may repeat what it writes
       for (; count > 0; --count, ++to) *to = to[-back];
     }
   }

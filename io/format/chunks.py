@@ -21,9 +21,10 @@ from .slab_folder import import_h5py
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["Chunks", "chunks_of", "decode"]
+__all__ = ["RUN_BYTES", "Chunks", "chunks_of", "decode"]
 
 _MOST_BYTES = 4 << 30  # of one chunk; HDF5 1.x makes no larger ones
+RUN_BYTES = 1 << 20  # of chunks that are read together
 _MOST_BLOCK_BYTES = 1 << 30  # of a block that is put together from several chunks
 
 
@@ -62,7 +63,7 @@ class Chunks:
     @property
     def working_bytes(self) -> int:
         """The most memory that reading a block takes, with what is kept of it."""
-        joined = 0 if self.shape[1:] == self.row_shape else self.block_bytes
+        joined = 0 if self.shape[1:] == self.row_shape else self.block_bytes + RUN_BYTES
         return 3 * self.nbytes + joined
 
     @property
@@ -76,9 +77,15 @@ class Chunks:
 
     def place(self, chunk: int) -> tuple[int, int]:
         """Return byte position and length of a chunk in the file."""
+        (start,), (size,) = self.places(range(chunk, chunk + 1))
+        return start, size
+
+    def places(self, numbers: range) -> tuple[list[int], list[int]]:
+        """Return byte positions and lengths of several chunks."""
+        part = slice(numbers.start, numbers.stop)
         return (
-            int(np.frombuffer(self.offsets, np.int64)[chunk]),
-            int(np.frombuffer(self.sizes, np.int64)[chunk]),
+            np.frombuffer(self.offsets, np.int64)[part].tolist(),
+            np.frombuffer(self.sizes, np.int64)[part].tolist(),
         )
 
     def of_blocks(self, first: int, stop: int) -> range:

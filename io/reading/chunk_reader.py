@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..format.chunks import Chunks, decode
+from ..format.chunks import RUN_BYTES, Chunks, decode
 from ..format.data_map import DataMap
 from ..format.filters import Undecodable
 from .claimed_memory import claimed_memory
@@ -35,6 +36,7 @@ class ChunkReader:
     ) -> None:
         self._data, self._read_bytes, self._forget = data, read_bytes, forget
         self._specs = {spec.name: spec for spec in data.fields}
+        self._memory = np.empty(0, np.uint8)
         self._last: tuple[tuple[int, str, int], NDArray[Any]] | None = None
 
     def parts(
@@ -42,6 +44,7 @@ class ChunkReader:
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield rows [start, start + count) of a slab in parts, each with the rows before it.
 
+        A part is valid until the next one.
         Raises DataError if a chunk cannot be read or decompressed.
         """
         step = self._chunks(number, name).rows
@@ -76,34 +79,64 @@ class ChunkReader:
         spec, extent, chunks = self._specs[name], slab.extents[name], self._chunks(number, name)
         count = slab.count if extent.offsets is None else extent.offsets.elements
         rows = min(chunks.rows, count - index * chunks.rows)
-        found = chunks.of_blocks(index, index + 1)
+        stored = self._stored(number, name, chunks.of_blocks(index, index + 1))
         if chunks.shape[1:] == spec.shape:
-            block = self._read(number, name, found[0])[:rows].astype(spec.dtype, copy=False)
+            block = self._decoded(number, name, *next(stored))[:rows]
+            block = block.astype(spec.dtype, copy=False)
         else:
             with claimed_memory(slab.path, f"{rows} rows of {name!r}", rows * spec.row_bytes):
-                block = np.empty((rows, *spec.shape), spec.dtype)
-            for chunk, part in zip(found, _parts(block, chunks), strict=True):
-                part[...] = self._read(number, name, chunk)[tuple(map(slice, part.shape))]
+                block = self._memory_for((rows, *spec.shape), spec.dtype)
+            for found, part in zip(stored, _parts(block, chunks), strict=True):
+                part[...] = self._decoded(number, name, *found)[tuple(map(slice, part.shape))]
         self._last = (key, block)
         return block
 
-    def _read(self, number: int, name: str, chunk: int, *, again: bool = False) -> NDArray[Any]:
-        """Return a decoded chunk in the byte order of the file.
+    def _memory_for(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return memory of the block before, if that is enough: new memory takes page faults."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self._memory.nbytes < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory[:nbytes].view(dtype).reshape(shape)
+
+    def _stored(
+        self, number: int, name: str, numbers: range
+    ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield chunks and their bytes in the file; one read takes chunks that lie together."""
+        path, chunks = self._data.slabs[number].path, self._chunks(number, name)
+        starts, sizes = chunks.places(numbers)
+        stops = [start + size for start, size in zip(starts, sizes, strict=True)]
+        low = 0
+        while low < len(numbers):
+            first, high = starts[low], low + 1
+            while high < len(numbers) and starts[high] == stops[high - 1]:
+                if stops[high] - first > RUN_BYTES:
+                    break
+                high += 1
+            nbytes = stops[high - 1] - first
+            with claimed_memory(path, f"the chunk at byte {first} of {name!r}", nbytes):
+                run = np.empty(nbytes, np.uint8)
+            self._read_bytes(number, first, run)
+            for each in range(low, high):
+                yield numbers[each], run[starts[each] - first : stops[each] - first]
+            low = high
+
+    def _decoded(
+        self, number: int, name: str, chunk: int, stored: NDArray[np.uint8], *, again: bool = False
+    ) -> NDArray[Any]:
+        """Return a chunk without filters, in the byte order of the file.
 
         `again` is true after the chunk was dropped from the cache on disk.
         """
         slab, chunks = self._data.slabs[number], self._chunks(number, name)
         position, nbytes = chunks.place(chunk)
         what = f"the chunk at byte {position} of {name!r}"
-        with claimed_memory(slab.path, what, nbytes):
-            stored = np.empty(nbytes, np.uint8)
-        self._read_bytes(number, position, stored)
         try:
             with claimed_memory(slab.path, what, chunks.nbytes):
                 flat = decode(chunks, chunk, stored)
         except Undecodable as error:
             if not again and self._forget(number, position, nbytes):
-                return self._read(number, name, chunk, again=True)
+                _, stored = next(self._stored(number, name, range(chunk, chunk + 1)))
+                return self._decoded(number, name, chunk, stored, again=True)
             raise DataError(
                 f"{slab.path}: {what} cannot be decompressed: {error}; restore this file"
             ) from None

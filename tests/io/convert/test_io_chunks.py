@@ -19,7 +19,7 @@ from hsgd.io.batches.scheduler import staging_bytes
 from hsgd.io.convert import slab_folder_writer as writer
 from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.format import plugin_codecs
-from hsgd.io.format.chunks import chunks_of
+from hsgd.io.format.chunks import RUN_BYTES, chunks_of
 from hsgd.io.format.compression import COMPRESSIONS
 from hsgd.io.format.filters import Filter, undo_filters
 
@@ -153,7 +153,17 @@ def test_the_memory_of_blocks_counts(tmp_path):
     whole = staging_bytes(open_map(tmp_path / "whole.h5"), **NEITHER)
     parts = staging_bytes(open_map(tmp_path / "parts.h5"), **NEITHER)
     assert whole - plain == 3 * 4_000_000  # as stored, between filters, decoded
-    assert parts - plain == 3 * 2_000_000 + 4_000_000
+    assert parts - plain == 3 * 2_000_000 + 4_000_000 + RUN_BYTES
+
+
+def test_chunks_that_lie_together_are_read_together(tmp_path):
+    array = np.arange(96).reshape(8, 12)
+    path = write_hdf5(tmp_path / "a.h5", {"x": array}, chunks=(4, 3), compression="gzip")
+    out = np.empty_like(array)
+    with RowReader(open_map(path)) as reader:
+        reader.read("x", 0, out)
+        np.testing.assert_array_equal(out, array)
+        assert reader.stats.preadv_calls <= 4  # of 8 chunks
 
 
 def test_damage_in_a_part_of_rows_is_named(tmp_path):
