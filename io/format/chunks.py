@@ -57,13 +57,18 @@ class Chunks:
         return tuple(-(-length // step) for length, step in pairs)
 
     @property
+    def is_split(self) -> bool:
+        """True if chunks are not whole rows."""
+        return self.shape[1:] != self.row_shape
+
+    @property
     def block_bytes(self) -> int:
         return self.rows * math.prod(self.row_shape) * self.item_bytes
 
     @property
     def working_bytes(self) -> int:
         """The most memory that reading a block takes, with what is kept of it."""
-        joined = 0 if self.shape[1:] == self.row_shape else self.block_bytes + RUN_BYTES
+        joined = self.block_bytes + RUN_BYTES if self.is_split else 0
         return 3 * self.nbytes + joined
 
     @property
@@ -111,7 +116,7 @@ def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
     empty = Chunks(shape, dataset.shape[1:], b"", b"", b"", filters, dataset.dtype.itemsize)
     if empty.nbytes > _MOST_BYTES:
         return f"chunks of {empty.nbytes} bytes"
-    if shape[1:] != empty.row_shape and empty.block_bytes > _MOST_BLOCK_BYTES:
+    if empty.is_split and empty.block_bytes > _MOST_BLOCK_BYTES:
         return (
             f"chunks of {shape} hold parts of rows, and whole ones take {empty.block_bytes} bytes"
         )

@@ -80,14 +80,15 @@ class ChunkReader:
         count = slab.count if extent.offsets is None else extent.offsets.elements
         rows = min(chunks.rows, count - index * chunks.rows)
         stored = self._stored(number, name, chunks.of_blocks(index, index + 1))
-        if chunks.shape[1:] == spec.shape:
-            block = self._decoded(number, name, *next(stored))[:rows]
-            block = block.astype(spec.dtype, copy=False)
-        else:
-            with claimed_memory(slab.path, f"{rows} rows of {name!r}", rows * spec.row_bytes):
+        what = f"the block of {rows} rows of {name!r}"
+        with claimed_memory(slab.path, what, chunks.working_bytes):
+            if chunks.is_split:
                 block = self._memory_for((rows, *spec.shape), spec.dtype)
-            for found, part in zip(stored, _parts(block, chunks), strict=True):
-                part[...] = self._decoded(number, name, *found)[tuple(map(slice, part.shape))]
+                for found, part in zip(stored, _parts(block, chunks), strict=True):
+                    part[...] = self._decoded(number, name, *found)[tuple(map(slice, part.shape))]
+            else:
+                block = self._decoded(number, name, *next(stored))[:rows]
+                block = block.astype(spec.dtype, copy=False)
         self._last = (key, block)
         return block
 
@@ -102,7 +103,7 @@ class ChunkReader:
         self, number: int, name: str, numbers: range
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield chunks and their bytes in the file; one read takes chunks that lie together."""
-        path, chunks = self._data.slabs[number].path, self._chunks(number, name)
+        chunks = self._chunks(number, name)
         starts, sizes = chunks.places(numbers)
         stops = [start + size for start, size in zip(starts, sizes, strict=True)]
         low = 0
@@ -112,9 +113,7 @@ class ChunkReader:
                 if stops[high] - first > RUN_BYTES:
                     break
                 high += 1
-            nbytes = stops[high - 1] - first
-            with claimed_memory(path, f"the chunk at byte {first} of {name!r}", nbytes):
-                run = np.empty(nbytes, np.uint8)
+            run = np.empty(stops[high - 1] - first, np.uint8)
             self._read_bytes(number, first, run)
             for each in range(low, high):
                 yield numbers[each], run[starts[each] - first : stops[each] - first]
@@ -128,17 +127,16 @@ class ChunkReader:
         `again` is true after the chunk was dropped from the cache on disk.
         """
         slab, chunks = self._data.slabs[number], self._chunks(number, name)
-        position, nbytes = chunks.place(chunk)
-        what = f"the chunk at byte {position} of {name!r}"
         try:
-            with claimed_memory(slab.path, what, chunks.nbytes):
-                flat = decode(chunks, chunk, stored)
+            flat = decode(chunks, chunk, stored)
         except Undecodable as error:
+            position, nbytes = chunks.place(chunk)
             if not again and self._forget(number, position, nbytes):
-                _, stored = next(self._stored(number, name, range(chunk, chunk + 1)))
-                return self._decoded(number, name, chunk, stored, again=True)
+                (found,) = self._stored(number, name, range(chunk, chunk + 1))
+                return self._decoded(number, name, *found, again=True)
             raise DataError(
-                f"{slab.path}: {what} cannot be decompressed: {error}; restore this file"
+                f"{slab.path}: the chunk at byte {position} of {name!r} cannot be decompressed: "
+                f"{error}; restore this file"
             ) from None
         return flat.view(slab.extents[name].stored_dtype).reshape(chunks.shape)
 
