@@ -124,12 +124,13 @@ def bomb():
 @pytest.fixture(scope="module")
 def bombs(tmp_path_factory):
     """Files with a chunk of 512 bytes that inflates to a GB, which only h5py can read: by columns,
-    behind a checksum, and as the source of a virtual dataset or of a link.
+    behind a filter, and as the source of a virtual dataset or of a link; one with known filters.
     """
     home, data = tmp_path_factory.mktemp("bombs"), bomb()
     for name, shape, options in (
-        ("columns", (64, 16), {"chunks": (64, 8)}),
-        ("checksum", (64, 8), {"chunks": (64, 8), "fletcher32": True}),
+        ("columns", (64, 16), {"chunks": (64, 8), "scaleoffset": 0}),
+        ("offset", (64, 8), {"chunks": (64, 8), "scaleoffset": 0}),
+        ("known", (64, 16), {"chunks": (64, 8)}),
     ):
         with h5py.File(home / f"{name}.h5", "w") as file:
             made = file.create_dataset("x", shape, "u1", compression="gzip", **options)
@@ -137,14 +138,14 @@ def bombs(tmp_path_factory):
             made.id.write_direct_chunk((0, 0), data)
     with h5py.File(home / "virtual.h5", "w") as file:
         layout = h5py.VirtualLayout((64, 8), "u1")
-        layout[:] = h5py.VirtualSource(home / "checksum.h5", "x", (64, 8))
+        layout[:] = h5py.VirtualSource(home / "offset.h5", "x", (64, 8))
         file.create_virtual_dataset("x", layout)
     with h5py.File(home / "link.h5", "w") as file:
         file["x"] = h5py.ExternalLink(str(home / "columns.h5"), "x")
     return home
 
 
-@pytest.mark.parametrize("name", ["columns", "checksum", "virtual", "link"])
+@pytest.mark.parametrize("name", ["columns", "offset", "virtual", "link"])
 def test_a_chunk_that_inflates_beyond_its_size_is_refused(
     bombs, tmp_path, hsgd_data, little_memory, name
 ):
@@ -155,6 +156,11 @@ def test_a_chunk_that_inflates_beyond_its_size_is_refused(
     for words in (["info"], ["convert", tmp_path / "copy"]):
         line = one_line(*hsgd_data(words[0], bombs / f"{name}.h5", *words[1:]))
         assert "which has 512" in line
+
+
+def test_a_chunk_that_inflates_beyond_its_size_is_not_decoded(bombs, hsgd_data, little_memory):
+    with pytest.raises(DataError, match=r"known\.h5: the chunk .* does not end after 512 bytes"):
+        list(loader_of(bombs / "known.h5", 8, as_numpy=True))
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "lzf"])

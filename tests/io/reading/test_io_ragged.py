@@ -291,7 +291,7 @@ def store_anew(folder, **options):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"chunks": (16,), "compression": "lzf"}, r"filters \(32000,\), only these are known"),
+        ({"chunks": (16,), "scaleoffset": 0}, r"filters \(6,\), only these are known"),
         ({"dtype": ">i4"}, "its values are in another byte order"),
     ],
 )
@@ -307,6 +307,7 @@ def test_values_that_a_tool_has_stored_otherwise_are_refused(folder, options, wh
         {"chunks": (16,)},
         {"chunks": (16,), "compression": "gzip"},
         {"chunks": (1,), "compression": "gzip", "shuffle": True},
+        {"chunks": (16,), "compression": "lzf", "fletcher32": True},
         {"chunks": (500,), "maxshape": (None,), "dtype": ">i4", "compression": "gzip"},
     ],
 )
