@@ -26,7 +26,7 @@ from .convert.find_damage import find_damage
 from .convert.progress import Progress
 from .convert.upload_slabs import check_target, upload_slabs
 from .dataset_summary import describe, document, table
-from .format.compression import COMPRESSIONS
+from .format.chunk_compression import COMPRESSIONS
 from .format.index_checksum import unchecked_index
 from .layouts.open_map import open_map, open_undamaged
 from .loader import PartitionedLoader

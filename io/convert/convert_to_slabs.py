@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hsgd.errors import DataError
 
 from ..format.attributes import Attributes
-from ..format.compression import check_compression
+from ..format.chunk_compression import check_compression
 from ..format.fields import left_out_line
 from ..format.packing_of import packing_warnings
 from ..format.slab_folder import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec

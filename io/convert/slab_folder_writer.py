@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, write_attributes
-from ..format.compression import Compression
+from ..format.chunk_compression import Compression
 from ..format.index_checksum import append_checksum
 from ..format.opening import first_line
 from ..format.slab_folder import (

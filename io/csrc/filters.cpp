@@ -1,8 +1,9 @@
-// Decoders of HDF5 filters. Sources: liblzf's lzf_d.c (M. Lehmann), H5checksum.c and H5Zshuffle.c.
-#include "filters.h"
-
+// Decoders of HDF5 filters. Sources: lzf_decompress of liblzf (M. Lehmann), H5_checksum_fletcher32
+// and H5Z__filter_shuffle of HDF5.
 #include <algorithm>
 #include <cstring>
+
+#include "rows.h"
 
 namespace {
 

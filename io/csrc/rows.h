@@ -1,6 +1,7 @@
-// The C interface of libhsgd_io: moves rows of a file to their places in a batch, in one call.
+// The C interface of libhsgd_io: moves rows of a file to their places in a batch, in one call,
+// and undoes filters.
 //
-// io/reading/row_copies.py repeats these prototypes for ctypes, which releases the GIL during a
+// io/native_library.py repeats these prototypes for ctypes, which releases the GIL during a
 // call. No state, no thread, no allocation: any thread may call any function.
 #ifndef HSGD_IO_ROWS_H_
 #define HSGD_IO_ROWS_H_
@@ -98,6 +99,20 @@ struct hsgd_io_crop {
 // small, does nothing and returns the bytes needed.
 HSGD_IO_API int64_t hsgd_io_crop_image(const struct hsgd_io_crop* crop, void* scratch,
                                        int64_t bytes);
+
+// The functions below undo filters of HDF5 from memory to memory. Input may be damaged: none of
+// them reads or writes beyond the sizes that it is given.
+
+// Decompresses LZF (liblzf's stream) to at most `room` bytes. Returns how many, -1 if `from` is
+// damaged or needs more room.
+HSGD_IO_API int64_t hsgd_io_lzf(const void* from, int64_t size, void* to, int64_t room);
+
+// Returns the Fletcher-32 checksum of `size` bytes, as HDF5 computes it.
+HSGD_IO_API uint32_t hsgd_io_fletcher32(const void* from, int64_t size);
+
+// Undoes the shuffle filter: plane k of `from` has byte k of every item of `item` bytes. Bytes
+// after the last whole item are copied.
+HSGD_IO_API void hsgd_io_unshuffle(const void* from, int64_t size, int64_t item, void* to);
 
 #ifdef __cplusplus
 }

@@ -19,8 +19,8 @@ from hsgd.io.batches.scheduler import staging_bytes
 from hsgd.io.convert import slab_folder_writer as writer
 from hsgd.io.convert.find_damage import find_damage
 from hsgd.io.format import plugin_codecs
+from hsgd.io.format.chunk_compression import COMPRESSIONS
 from hsgd.io.format.chunks import RUN_BYTES, chunks_of
-from hsgd.io.format.compression import COMPRESSIONS
 from hsgd.io.format.filters import Filter, undo_filters
 
 from hdf5_samples import arrays_of, collect, write_hdf5
