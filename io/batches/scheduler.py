@@ -158,8 +158,9 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
     least = _DIRECT_BYTES if direct else _STAGING_BYTES
     if data.windows is not None:
         data = data.windows.source
-    chunks = [extent.chunks for extent in data.extents()]
-    least += max((mapped.working_bytes for mapped in chunks if mapped is not None), default=0)
+    chunks = [extent.chunks for extent in data.extents() if extent.chunks is not None]
+    least += max((each.decoding_bytes for each in chunks), default=0)
+    least += max((each.joined_bytes for each in chunks), default=0)
     if not verify:
         return least
     longest = max((data.block_bytes(spec) for spec in data.fields), default=0)

@@ -66,10 +66,14 @@ class Chunks:
         return self.rows * math.prod(self.row_shape) * self.item_bytes
 
     @property
-    def working_bytes(self) -> int:
-        """The most memory that reading a block takes, with what is kept of it."""
-        joined = self.block_bytes + RUN_BYTES if self.is_split else 0
-        return 3 * self.nbytes + joined
+    def decoding_bytes(self) -> int:
+        """The most memory that a chunk takes: as stored, and before and after a filter."""
+        return 3 * self.nbytes
+
+    @property
+    def joined_bytes(self) -> int:
+        """The memory that putting chunks together takes besides."""
+        return self.block_bytes + RUN_BYTES if self.is_split else 0
 
     @property
     def names(self) -> str:

@@ -44,8 +44,7 @@ class ChunkReader:
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield rows [start, start + count) of a slab in parts, each with the rows before it.
 
-        A part is valid until the next one.
-        Raises DataError if a chunk cannot be read or decompressed.
+        A part is valid until the next one. Raises DataError if a chunk cannot be read or decoded.
         """
         step = self._chunks(number, name).rows
         row = start
@@ -80,8 +79,8 @@ class ChunkReader:
         count = slab.count if extent.offsets is None else extent.offsets.elements
         rows = min(chunks.rows, count - index * chunks.rows)
         stored = self._stored(number, name, chunks.of_blocks(index, index + 1))
-        what = f"the block of {rows} rows of {name!r}"
-        with claimed_memory(slab.path, what, chunks.working_bytes):
+        what, nbytes = f"a block of {name!r}", chunks.decoding_bytes + chunks.joined_bytes
+        with claimed_memory(slab.path, what, nbytes):
             if chunks.is_split:
                 block = self._memory_for((rows, *spec.shape), spec.dtype)
                 for found, part in zip(stored, _parts(block, chunks), strict=True):
@@ -96,6 +95,7 @@ class ChunkReader:
         """Return memory of the block before, if that is enough: new memory takes page faults."""
         nbytes = math.prod(shape) * dtype.itemsize
         if self._memory.nbytes < nbytes:
+            self._memory = np.empty(0, np.uint8)  # not both at once
             self._memory = np.empty(nbytes, np.uint8)
         return self._memory[:nbytes].view(dtype).reshape(shape)
 

@@ -164,6 +164,18 @@ def test_slabs_of_another_node_are_measured_against_the_files(
     assert files["read_bytes"] > 0 == files["exchanged_bytes"]
 
 
+def test_chunks_are_measured_against_h5py_and_the_decoders(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    words = ["--chunks", "--total", "4", "--rounds", "1"]
+    program = str(ROOT / "benchmarks" / "io_throughput.py")
+    command = [sys.executable, program, *words, "--json", str(file)]
+    done = run_marked(command, dict(os.environ), 200)
+    assert done.returncode == 0, done.stderr
+    ratios = json.loads(file.read_text())["ratios"]
+    for kind in ("gzip-auto", "shuffle-gzip", "lzf-auto", "bitshuffle"):
+        assert {f"vs_limit/{kind}/block/b64", f"vs_peer/{kind}/in-order/b64"} <= ratios.keys()
+
+
 def test_records_are_measured_against_peers_and_preadv(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     words = ["--records", "--total", "4", "--rounds", "1", "--budget", "0.2"]
