@@ -116,7 +116,7 @@ def virtual(path):
     ("make", "reason"),
     [
         (unallocated, "no space allocated"),
-        (chunked, r"filters (3,), only these are known: gzip, shuffle, blosc, zstd"),
+        (chunked, r"filters (6,), only these are known: gzip, shuffle"),
         (compact, "compact layout"),
         (external, "external files"),
         (enumeration, "form of its own"),
