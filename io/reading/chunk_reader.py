@@ -145,5 +145,6 @@ def _parts(block: NDArray[Any], chunks: Chunks) -> Iterator[NDArray[Any]]:
     """Yield the part of a block that each of its chunks holds."""
     for at in itertools.product(*map(range, chunks.grid)):
         steps = zip(at, chunks.shape[1:], strict=True)
-        cut = [slice(n * step, (n + 1) * step) for n, step in steps]
-        yield block[(slice(None), *cut)]
+        cut = tuple(slice(n * step, (n + 1) * step) for n, step in steps)
+        where = (slice(None), *cut)
+        yield block[where]
