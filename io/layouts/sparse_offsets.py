@@ -9,8 +9,8 @@ import numpy as np
 from hsgd.errors import DataError
 
 from ..format.chunk_bounds import check_stored_chunks
-from ..format.chunks import load_filters
 from ..format.data_map import Offsets
+from ..format.filters import load_filters
 from ..format.slab_folder import import_h5py
 from ..format.sparse_kind import PARTS
 
