@@ -18,6 +18,7 @@ __all__ = [
     "SignatureMismatch",
     "about",
     "observers",
+    "one_line",
 ]
 
 
@@ -91,14 +92,16 @@ class ClosedError(HsgdError, ValueError):
     """The called object is closed, or has no ranks any more."""
 
 
+def one_line(text: str) -> str:
+    """Return text with escapes for line breaks and codes that a terminal obeys; local."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class DataError(HsgdError, OSError):
     """A data file is missing, truncated, foreign or changed; its text is always one line."""
 
     def __str__(self) -> str:
-        # Names inside a file may hold line breaks, or codes that a terminal obeys.
-        return "".join(
-            c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__()
-        )
+        return one_line(super().__str__())
 
 
 observers: list[Callable[[HsgdError], object]] = []

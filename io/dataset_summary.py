@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from hsgd.base.bytes_text import bytes_text
+from hsgd.errors import one_line
 
 from .class_counts import ClassCounts, class_counts
 from .format.data_map import DataMap
@@ -61,7 +62,7 @@ def describe(data: DataMap) -> str:
     else:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
         lines += _slab_picture(data)
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def document(data: DataMap) -> dict[str, object]:
@@ -157,6 +158,7 @@ def _slab_picture(data: DataMap) -> list[str]:
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns, and a rule below the first."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  "

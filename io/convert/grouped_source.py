@@ -14,7 +14,7 @@ from hsgd.errors import DataError
 from ..format.attributes import Attributes, read_attributes
 from ..format.fields import left_out_line, names_in, stored_name
 from ..format.filters import load_filters
-from ..format.opening import examined, first_line, open_hdf5
+from ..format.opening import examined, first_line
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, ragged_of
 from ..format.slab_folder import FieldSpec, import_h5py
@@ -63,7 +63,7 @@ class GroupedSource(Source):
         ]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        with open_hdf5(str(self._path)) as file:
+        with examined(self._path) as file:
             home = file[self._home or "/"]
             for row in range(start, self.num_samples, rows):
                 part = range(row, min(row + rows, self.num_samples))

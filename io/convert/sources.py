@@ -21,7 +21,7 @@ from ..format.attributes import Attributes, read_attributes
 from ..format.chunk_bounds import check_stored_chunks
 from ..format.fields import UnequalRows, choose_fields, find_fields, linked_file
 from ..format.filters import load_filters
-from ..format.opening import examined, first_line, open_hdf5
+from ..format.opening import examined, first_line
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
@@ -146,7 +146,7 @@ class VlenSource(Source):
             self.files = [path, *sorted(other for other in linked if other is not None)]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
-        with open_hdf5(str(self._path)) as file:
+        with examined(self._path) as file:
             dataset, column = find_field(file, spec.name)
             load_filters(dataset)
             rows_of = dataset.fields(column) if column else dataset

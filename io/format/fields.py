@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hsgd.errors import DataError
+from hsgd.errors import DataError, one_line
 
 from .link_guard import LinkGuard
 from .opening import UnknownFields
@@ -170,7 +170,7 @@ def left_out_line(path: str | os.PathLike[str], what: str, reasons: Mapping[str,
         return ""
     shown = [f"{name!r} ({why})" for name, why in list(reasons.items())[:_SHOWN]]
     more = [f"{len(reasons) - _SHOWN} more"] if len(reasons) > _SHOWN else []
-    return f"{os.fspath(path)}: {what} left out: {', '.join([*shown, *more])}"
+    return one_line(f"{os.fspath(path)}: {what} left out: {', '.join([*shown, *more])}")
 
 
 class _Walk:

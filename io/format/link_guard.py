@@ -6,6 +6,7 @@ HDF5 opens whatever a link names, and would wait for a pipe forever.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 from .opening import open_hdf5
 from .slab_folder import import_h5py
 
-__all__ = ["LinkGuard", "named_file"]
+__all__ = ["LinkGuard", "named_file", "no_file"]
 
+_SYSTEM = re.compile("/+(proc|sys|dev(?!/shm/))/")
 _DEEPEST = 16  # links to links, HDF5's own limit
 
 
@@ -72,16 +74,30 @@ class LinkGuard:
 def named_file(home: Path, name: str, variable: str) -> tuple[Path, str]:
     """Return the file that HDF5 opens for a name in the file `home`, and what is wrong with it.
 
-    The text is "" for a regular file. `variable` is an environment variable with more folders to
-    search.
+    The text is "" for a regular file outside of /dev, /proc and /sys. `variable` is an
+    environment variable with more folders to search.
     """
     found = [place for place in _places(home, name, variable) if os.path.exists(place)]
     if not found:
         return Path(name), f"the file {name}, which is missing"
     for place in found:
-        if not os.path.isfile(place):
-            return place, f"{place}, which is no file"
+        if reason := no_file(place):
+            return place, f"{place}, {reason}"
     return found[0], ""
+
+
+def no_file(place: Path) -> str:
+    """Return why something that exists cannot be part of a dataset; "" for a regular file.
+
+    Regular files below /dev, /proc and /sys are views of this machine and its processes, and may
+    block; /dev/shm is memory with files of anybody.
+    """
+    if not os.path.isfile(place):
+        return "which is no file"
+    for each in {os.path.abspath(place), os.path.realpath(place)}:
+        if _SYSTEM.match(each):
+            return "which is part of the system and no data"
+    return ""
 
 
 def _places(home: Path, name: str, variable: str) -> Iterator[Path]:

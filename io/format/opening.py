@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hsgd.errors import DataError
+from hsgd.errors import DataError, one_line
 
 from ..remote.metadata_file import MetadataFile, open_objects
 from ..remote.object_reader import ObjectIdentity, ObjectMissing, ObjectReader
@@ -54,7 +54,10 @@ _DAMAGED = (
 
 
 class UnknownFields(ValueError):
-    """The caller named fields that the file does not have."""
+    """The caller named fields that the file does not have; its text is always one line."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
@@ -96,7 +99,7 @@ def _open_as_here(path: str, cache_bytes: int) -> h5py.File:
 @contextmanager
 def examined(path: Path) -> Iterator[h5py.File]:
     """Open a file; HDF5's errors for damaged metadata inside the block become DataError."""
-    with open_hdf5(str(path)) as file, _damage_as_error(path):
+    with _damage_as_error(path), open_hdf5(str(path)) as file:  # closing may fail as well
         yield file
 
 
@@ -110,7 +113,7 @@ def examined_object(content: MetadataFile) -> Iterator[h5py.File]:
             file = h5py.File(content, "r")
         except OSError as error:
             raise DataError(_explain_open(content.url, error)) from None
-        with file, _damage_as_error(content.url):
+        with _damage_as_error(content.url), file:
             yield file
     finally:
         if content.failure is not None:  # HDF5 hides this error, or goes on after it

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hsgd.errors import DataError
 
 from .chunk_bounds import check_chunk_shape, check_stored_chunks
-from .link_guard import LinkGuard, named_file
+from .link_guard import LinkGuard, named_file, no_file
 from .opening import open_hdf5
 from .slab_folder import import_h5py
 
@@ -331,8 +331,8 @@ def _check_external(dataset: h5py.Dataset, create: Any) -> None:
         wanted = min(left, size)
         if not path.exists():
             raise DataError(f"{where} has its rows in {path}, which is missing; restore it")
-        if not path.is_file():
-            raise DataError(f"{where} has its rows in {path}, which is no file")
+        if reason := no_file(path):
+            raise DataError(f"{where} has its rows in {path}, {reason}")
         if path.stat().st_size < offset + wanted:
             raise DataError(
                 f"{where} has its rows in {path}, of which bytes [{offset}, {offset + wanted}) are "

@@ -8,6 +8,7 @@ rows that need h5py or another byte order.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import os
 import time
@@ -94,7 +95,8 @@ class RowReader(Closing):
         """Close all files; a later read opens them again."""
         self._files.close()
         while self._hdf5:
-            self._hdf5.popitem()[1].close()
+            with contextlib.suppress(RuntimeError):  # HDF5's, for damage; what was read was read
+                self._hdf5.popitem()[1].close()
         if self._source is not None:
             self._source.close()
 
