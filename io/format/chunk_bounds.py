@@ -44,17 +44,22 @@ def check_chunk_shape(dataset: h5py.Dataset) -> None:
 
 
 def check_stored_chunks(dataset: h5py.Dataset) -> None:
-    """Raise DataError if any stored chunk is larger than its filters can make it."""
-    if not dataset.chunks or not dataset.id.get_create_plist().get_nfilters():
+    """Raise DataError if any stored chunk is larger than its filters can make it.
+
+    A chunk without filters must be whole: HDF5 gives the memory behind it for what is missing.
+    """
+    if not dataset.chunks:
         return
     nbytes = _chunk_bytes(dataset)
     most = nbytes + nbytes // 8 + _FRAME_BYTES
+    every = (1 << dataset.id.get_create_plist().get_nfilters()) - 1
 
-    def is_larger(info: Any) -> Any:
-        return info if info.size > most else None
+    def is_wrong(info: Any) -> Any:
+        plain = info.filter_mask & every == every
+        return info if info.size > most or (plain and info.size != nbytes) else None
 
     if hasattr(import_h5py().h5d.DatasetID, "chunk_iter"):
-        found = dataset.id.chunk_iter(is_larger)
+        found = dataset.id.chunk_iter(is_wrong)
         if found is not None:
             raise DataError(
                 f"{dataset.file.filename}: {dataset.name}: {found.size} bytes are stored for the "

@@ -163,6 +163,26 @@ def test_a_chunk_that_inflates_beyond_its_size_is_not_decoded(bombs, hsgd_data, 
         list(loader_of(bombs / "known.h5", 8, as_numpy=True))
 
 
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_chunk_that_is_shorter_than_its_rows_is_refused(tmp_path, hsgd_data, compression):
+    """HDF5 gives what lies behind it in the memory of the process."""
+    path = tmp_path / "short.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (8, 8), "i8", chunks=(8, 4), compression=compression)[:] = 1
+        if compression:
+            file["x"].id.write_direct_chunk((0, 0), bytes(16), filter_mask=1)
+    if not compression:
+        data = bytearray(path.read_bytes())
+        first_size = data.index(b"TREE\x01") + 24  # of the chunk's key in the B-tree
+        assert data[first_size] == 0 and data[first_size + 1] == 1  # 8 * 4 * 8 bytes
+        data[first_size : first_size + 2] = 16, 0
+        path.write_bytes(data)
+    with pytest.raises(DataError, match=r"16 bytes are stored for the chunk at \(0, 0\), which has"):
+        list(loader_of(path, 8, as_numpy=True))
+    for words in (["info", path], ["convert", path, tmp_path / "copy"]):
+        assert "16 bytes are stored for the chunk" in one_line(*hsgd_data(*words))
+
+
 @pytest.mark.parametrize("compression", [None, "gzip", "lzf"])
 def test_a_chunk_far_larger_than_all_rows_is_refused(
     tmp_path, hsgd_data, little_memory, compression
