@@ -44,27 +44,43 @@ def check_chunk_shape(dataset: h5py.Dataset) -> None:
 
 
 def check_stored_chunks(dataset: h5py.Dataset) -> None:
-    """Raise DataError if any stored chunk is larger than its filters can make it.
+    """Raise DataError if a stored chunk is larger than its filters can make it, or lies nowhere.
 
     A chunk without filters must be whole: HDF5 gives the memory behind it for what is missing.
     """
-    if not dataset.chunks:
+    if not dataset.chunks or not hasattr(import_h5py().h5d.DatasetID, "chunk_iter"):
         return
     nbytes = _chunk_bytes(dataset)
     most = nbytes + nbytes // 8 + _FRAME_BYTES
     every = (1 << dataset.id.get_create_plist().get_nfilters()) - 1
+    axes = tuple(zip(dataset.shape, dataset.chunks, strict=True))
 
     def is_wrong(info: Any) -> Any:
         plain = info.filter_mask & every == every
-        return info if info.size > most or (plain and info.size != nbytes) else None
+        if info.size > most or (plain and info.size != nbytes) or _lies_nowhere(info, axes):
+            return info
+        return None
 
-    if hasattr(import_h5py().h5d.DatasetID, "chunk_iter"):
-        found = dataset.id.chunk_iter(is_wrong)
-        if found is not None:
-            raise DataError(
-                f"{dataset.file.filename}: {dataset.name}: {found.size} bytes are stored for the "
-                f"chunk at {tuple(found.chunk_offset)}, which has {nbytes}; restore this file"
-            )
+    found = dataset.id.chunk_iter(is_wrong)
+    if found is None:
+        return
+    where = f"{dataset.file.filename}: {dataset.name}"
+    place = tuple(found.chunk_offset)
+    if _lies_nowhere(found, axes):
+        raise DataError(
+            f"{where}: a chunk is stored at {place}, and the shape is {dataset.shape} with chunks "
+            f"of {dataset.chunks}; restore this file"
+        )
+    raise DataError(
+        f"{where}: {found.size} bytes are stored for the chunk at {place}, which has {nbytes}; "
+        "restore this file"
+    )
+
+
+def _lies_nowhere(info: Any, axes: tuple[tuple[int, int], ...]) -> bool:
+    return any(
+        at >= size or at % step for at, (size, step) in zip(info.chunk_offset, axes, strict=True)
+    )
 
 
 def _item_bytes(dataset: h5py.Dataset) -> int:

@@ -6,7 +6,7 @@
 tries COUNT changes of the files of a seed in child processes, which may crash or hang, and prints
 what was found: each is delivered right, or refused by one line, or h5py alone crashes, hangs or
 takes as much memory, or it is a finding. `--random` is how many random files there are, `--wheels`
-has packages of others with HDF5 files in them, and `--keep` is for the files of findings.
+has packages of others with HDF5 files in them, and `--keep` is for files of interest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mutations import mutate
 
 __all__ = ["Campaign"]
 
-_TURN_S = 8  # for one change
+_TURN_S = 5  # for one change
 _SPARE_BYTES = 3 << 30  # of addresses, beyond those at the start
 _MOST_KIB = 1 << 20  # of memory, beyond that at the start
 _TURNS = 400  # in one child
@@ -133,6 +133,7 @@ class Campaign:
         if "of memory" in why or not why.startswith("Traceback"):
             if self._plain_fails(turn):
                 self.figures["HDF5 " + _kind(why)] += 1
+                self._note(turn, why, "HDF5")
                 return
             again = [*_told_by(lambda tell: tell(self._try(turn, _peak_kib())), self.folder)]
             self._restore(turn)

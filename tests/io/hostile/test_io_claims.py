@@ -177,10 +177,31 @@ def test_a_chunk_that_is_shorter_than_its_rows_is_refused(tmp_path, hsgd_data, c
         assert data[first_size] == 0 and data[first_size + 1] == 1  # 8 * 4 * 8 bytes
         data[first_size : first_size + 2] = 16, 0
         path.write_bytes(data)
-    with pytest.raises(DataError, match=r"16 bytes are stored for the chunk at \(0, 0\), which has"):
+    with pytest.raises(
+        DataError, match=r"16 bytes are stored for the chunk at \(0, 0\), which has"
+    ):
         list(loader_of(path, 8, as_numpy=True))
     for words in (["info", path], ["convert", path, tmp_path / "copy"]):
         assert "16 bytes are stored for the chunk" in one_line(*hsgd_data(*words))
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_chunk_outside_of_its_dataset_is_refused(tmp_path, hsgd_data, compression):
+    """HDF5 gives fill values for the chunk that is missing then, or ends the process."""
+    path = tmp_path / "outside.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (8, 8), "i8", chunks=(8, 4), compression=compression)[:] = 1
+    data = bytearray(path.read_bytes())
+    column = data.index(b"TREE\x01") + 24 + 40 + 16  # of the second chunk, in its key
+    assert data[column] == 4
+    data[column] = 8
+    path.write_bytes(data)
+    with pytest.raises(
+        DataError, match=r"x: a chunk is stored at \(0, 8\), and the shape is \(8, 8"
+    ):
+        list(loader_of(path, 8, as_numpy=True))
+    for words in (["info", path], ["convert", path, tmp_path / "copy"]):
+        assert "a chunk is stored at (0, 8)" in one_line(*hsgd_data(*words))
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "lzf"])
