@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hsgd.errors import DataError
+
 from .batches.iteration import Progress
 from .cache.seats import Seats
 from .format.data_map import DataMap
@@ -68,9 +70,18 @@ class EpochState:
         """Return the order of the epoch; it is kept, as making it takes time for many samples."""
         key = (type(self.epoch), self.epoch)
         if self._made is None or self._made[0] != key:
-            order = EpochOrder(self._data.slab_counts, epoch=self.epoch, **asdict(self._settings))
-            self._made = (key, order)
+            self._made = (key, self._order_of(self.epoch))
         return self._made[1]
+
+    def _order_of(self, epoch: int) -> EpochOrder:
+        try:
+            return EpochOrder(self._data.slab_counts, epoch=epoch, **asdict(self._settings))
+        except MemoryError:
+            raise DataError(
+                f"{self._data.path}: the order of {self._data.num_samples} samples needs more "
+                "memory than is there; restore the file if it has not as many, or use a larger "
+                "block_bytes"
+            ) from None
 
     def share(self, rank: int) -> Share:
         """Return the share of a rank in the whole epoch."""

@@ -241,6 +241,14 @@ def test_memory_that_cannot_be_had_is_an_error_with_file_and_field(tmp_path, lit
         next(source.stream(source.specs[0], 1))
 
 
+def test_an_order_that_fits_in_no_memory_is_an_error_with_file(tmp_path, little_memory):
+    with h5py.File(tmp_path / "many.h5", "w") as file:
+        file.create_dataset("x", (1 << 36,), "u1", chunks=(16,), compression="gzip")
+    options = {"block_bytes": 1, "fill_unwritten": True, "as_numpy": True}
+    with pytest.raises(DataError, match=r"many\.h5: the order of 68719476736 samples needs more"):
+        loader_of(tmp_path / "many.h5", 8, **options)
+
+
 @pytest.mark.parametrize("rows", [1 << 24, 1 << 28])
 def test_checksum_blocks_that_fit_in_no_memory_are_an_error_with_file(
     folder, hsgd_data, little_memory, rows
