@@ -68,8 +68,8 @@ def check_stored_chunks(dataset: h5py.Dataset) -> None:
     place = tuple(found.chunk_offset)
     if _lies_nowhere(found, axes):
         raise DataError(
-            f"{where}: a chunk is stored at {place}, and the shape is {dataset.shape} with chunks "
-            f"of {dataset.chunks}; restore this file"
+            f"{where}: a chunk is stored at {place}, in byte {found.byte_offset}, and the shape is "
+            f"{dataset.shape} with chunks of {dataset.chunks}; restore this file"
         )
     raise DataError(
         f"{where}: {found.size} bytes are stored for the chunk at {place}, which has {nbytes}; "
@@ -78,7 +78,8 @@ def check_stored_chunks(dataset: h5py.Dataset) -> None:
 
 
 def _lies_nowhere(info: Any, axes: tuple[tuple[int, int], ...]) -> bool:
-    return any(
+    """Return whether a chunk lies outside of the dataset, or where the file itself begins."""
+    return not info.byte_offset or any(
         at >= size or at % step for at, (size, step) in zip(info.chunk_offset, axes, strict=True)
     )
 

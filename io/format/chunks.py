@@ -157,9 +157,10 @@ def _list_chunks(
         if chunk < 0 or offsets[chunk] >= 0:
             return f"a chunk at {tuple(info.chunk_offset)}, or two of them"
         start, size = info.byte_offset, info.size
-        if start is None or start + size > file_bytes:
+        if not start or start + size > file_bytes:
+            what = "damaged" if start == 0 else "truncated"
             raise DataError(
-                f"{dataset.file.filename}: truncated, a chunk of {dataset.name} needs {size} bytes "
+                f"{dataset.file.filename}: {what}, a chunk of {dataset.name} needs {size} bytes "
                 f"from byte {start} on and the file ends at {file_bytes}; copy or convert it again"
             )
         offsets[chunk], sizes[chunk], masks[chunk] = start, size, info.filter_mask

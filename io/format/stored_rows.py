@@ -349,7 +349,16 @@ def _plain_gaps(dataset: h5py.Dataset, create: Any) -> str:
         return ""
     if dataset.chunks is None:
         # Its offset is a number in files with a user block, also if nothing was allocated.
-        if create.get_layout() != h5d.CONTIGUOUS or dataset.id.get_storage_size():
+        stored = dataset.id.get_storage_size()
+        if create.get_layout() != h5d.CONTIGUOUS:
+            return ""
+        nbytes = math.prod(dataset.shape) * dataset.id.get_type().get_size()
+        if 0 < stored < nbytes:  # HDF5 gives what lies in its memory for the others
+            raise DataError(
+                f"{dataset.file.filename}: damaged, {dataset.name} has {stored} bytes and its "
+                f"shape {dataset.shape} needs {nbytes}; copy or convert it again"
+            )
+        if stored:
             return ""
         return f"none of {dataset.shape[0]} rows was ever written"
     chunks = dataset.chunks

@@ -288,6 +288,11 @@ class _Column:
             self._give_up(item, place)
             return
         chunk = item.get_chunk_info(0)
+        if not chunk.byte_offset or any(chunk.chunk_offset):
+            raise DataError(
+                f"{self._path}: damaged, the chunk of {place} lies at {tuple(chunk.chunk_offset)}, "
+                f"in byte {chunk.byte_offset}; copy or convert it again"
+            )
         self._keep(chunk.byte_offset, chunk.size, chunk.filter_mask, place)
 
     def _keep(self, position: int, nbytes: int, mask: int, place: str) -> None:

@@ -347,10 +347,10 @@ class Listed:
 @pytest.mark.parametrize(
     ("chunks", "found"),
     [
-        ([(0, 0), (4, 32), (7, 64)], "a chunk at (7,), or two of them"),
-        ([(0, 0), (4, 32), (12, 64)], "a chunk at (12,), or two of them"),
-        ([(0, 0), (4, 32), (4, 64)], "a chunk at (4,), or two of them"),
-        ([(0, 0), (4, 32)], "chunks are missing"),
+        ([(0, 8), (4, 32), (7, 64)], "a chunk at (7,), or two of them"),
+        ([(0, 8), (4, 32), (12, 64)], "a chunk at (12,), or two of them"),
+        ([(0, 8), (4, 32), (4, 64)], "a chunk at (4,), or two of them"),
+        ([(0, 8), (4, 32)], "chunks are missing"),
     ],
 )
 def test_chunks_that_are_not_one_for_each_range_of_rows_are_left_to_h5py(chunks, found):
@@ -359,9 +359,9 @@ def test_chunks_that_are_not_one_for_each_range_of_rows_are_left_to_h5py(chunks,
 
 @pytest.mark.parametrize("start", [69, 2**64 - 1, None])
 def test_a_chunk_beyond_the_file_is_an_error(start):
-    assert chunks_of(Listed([(0, 0), (4, 32), (8, 68)]), 100).names == "no filter"
+    assert chunks_of(Listed([(0, 8), (4, 32), (8, 68)]), 100).names == "no filter"
     with pytest.raises(DataError, match=r"a\.h5: truncated, a chunk of /x needs 32 bytes from"):
-        chunks_of(Listed([(0, 0), (4, 32), (8, start)]), 100)
+        chunks_of(Listed([(0, 8), (4, 32), (8, start)]), 100)
 
 
 def test_a_shape_that_no_file_of_this_size_has_is_refused(tmp_path):

@@ -132,10 +132,25 @@ def _check_samples(subject: Subject, found: _Samples) -> None:
         fill_new_memory(0)
         good = subject.good.get(name, [])
         for at, row in enumerate(rows):
+            if _is_lost(subject.path, name, at):
+                continue
             same = row in (wanted[at : at + 1] + good[at : at + 1]) or row in anywhere
             same = same or wanted[at : at + 1] != again[at : at + 1] or anywhere != anywhere_again
             there = wanted[at : at + 1] or [*anywhere][:3]
             assert same, f"sample {at} of {name!r}: {row[:80]!r}, h5py has {there!r:.300}"
+
+
+def _is_lost(path: Path, name: str, row: int) -> bool:
+    """Return whether HDF5 does not find the chunk of a row that its list of all chunks has."""
+    with contextlib.suppress(KeyError), h5py.File(path, "r") as file:
+        item = file[name]
+        if isinstance(item, h5py.Dataset) and item.chunks:
+            place = row - row % item.chunks[0], *(0 for _ in item.shape[1:])
+            try:
+                item.id.read_direct_chunk(place)
+            except OSError:
+                return True
+    return False
 
 
 def _by_h5py(path: Path, name: str, count: int) -> tuple[list[bytes], set[bytes]]:

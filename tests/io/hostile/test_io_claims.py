@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import struct
 import zlib
 from dataclasses import replace
 
@@ -197,11 +198,49 @@ def test_a_chunk_outside_of_its_dataset_is_refused(tmp_path, hsgd_data, compress
     data[column] = 8
     path.write_bytes(data)
     with pytest.raises(
-        DataError, match=r"x: a chunk is stored at \(0, 8\), and the shape is \(8, 8"
+        DataError, match=r"x: a chunk is stored at \(0, 8\), in byte \d+, and the shape is \(8, 8"
     ):
         list(loader_of(path, 8, as_numpy=True))
     for words in (["info", path], ["convert", path, tmp_path / "copy"]):
         assert "a chunk is stored at (0, 8)" in one_line(*hsgd_data(*words))
+
+
+@pytest.mark.parametrize("columns", [4, 8])
+def test_a_chunk_where_the_file_begins_is_refused(tmp_path, columns):
+    """By HDF5 its rows are fill values, whether hsgd or h5py reads it."""
+    path = tmp_path / "zero.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (8, 8), "i8", chunks=(8, columns))[:] = 1
+    data = bytearray(path.read_bytes())
+    address = data.index(b"TREE\x01") + 24 + 32
+    data[address : address + 8] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"zero\.h5: .*in byte 0|damaged, .* from byte 0 on"):
+        list(loader_of(path, 8, as_numpy=True))
+
+
+def test_rows_without_all_their_bytes_are_refused(tmp_path):
+    """HDF5 gives what lies in its memory for those that are missing."""
+    path = tmp_path / "short.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(70)
+        place = struct.pack("<QQ", file["x"].id.get_offset(), 560)
+    path.write_bytes(path.read_bytes().replace(place, place[:8] + struct.pack("<Q", 544)))
+    with pytest.raises(DataError, match=r"/x has 544 bytes and its shape \(70,\) needs 560"):
+        list(loader_of(path, 8, as_numpy=True))
+
+
+def test_the_chunk_of_a_sample_that_lies_elsewhere_is_refused(tmp_path):
+    path = tmp_path / "groups.h5"
+    with h5py.File(path, "w") as file:
+        for number in range(20):
+            file.create_dataset(f"{number}/x", (4, 3), "u1", chunks=(4, 3))[:] = 1
+    data = bytearray(path.read_bytes())
+    key = data.index(b"TREE\x01", data.index(b"TREE\x01") + 1) + 24  # of the second sample
+    data[key + 8] = 4
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"groups\.h5: damaged, the chunk of .*/x lies at \(4, 0\)"):
+        open_map(path)
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "lzf"])
