@@ -10,12 +10,14 @@ import random
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 from hsgd.io.format.opening import UnknownFields
+from hsgd.io.format.slab_folder import CHECKSUMS, LARGEST_BLOCK, LONGEST, SlabHeader
 
 from h5py_oracle import rows_of
 from hsgd.errors import DataError
@@ -28,6 +30,7 @@ __all__ = ["check", "fill_new_memory", "good_samples", "read_plainly"]
 
 _BATCH, _BATCHES = 8, 40  # a changed file may claim any number of rows
 _MEMORY_BYTES = 256 << 20
+_ATTRIBUTES = [each.name for each in fields(SlabHeader)] + [LONGEST, LARGEST_BLOCK, CHECKSUMS]
 _Samples = dict[str, list[bytes]]
 
 _PARSER = commands.make_parser(["data"])
@@ -217,6 +220,7 @@ def _plainly(item: Any, depth: int) -> None:
     """Look at all that an item has."""
     calls: Sequence[Callable[[], Any]] = [
         lambda: dict(item.attrs),
+        lambda: [name in item.attrs for name in _ATTRIBUTES],
         lambda: h5py.h5o.get_info(item.id),
     ]
     if isinstance(item, h5py.Group):
