@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 @pytest.mark.parametrize(
     ("seed", "count", "random_files"),
-    [(0, 100, 2), pytest.param(1, 1500, 15, marks=pytest.mark.long)],
+    [(0, 100, 2), pytest.param(1, 1400, 10, marks=pytest.mark.long)],
 )
 @pytest.mark.timeout(600)
 def test_changed_files_are_read_right_or_refused(seed: int, count: int, random_files: int) -> None:
