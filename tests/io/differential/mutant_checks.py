@@ -135,7 +135,7 @@ def _check_samples(subject: Subject, found: _Samples) -> None:
         fill_new_memory(0)
         good = subject.good.get(name, [])
         for at, row in enumerate(rows):
-            same = row in (wanted[at : at + 1] + good[at : at + 1]) or row in anywhere
+            same = row in (b"", *wanted[at : at + 1], *good[at : at + 1]) or row in anywhere
             same = same or wanted[at : at + 1] != again[at : at + 1] or anywhere != anywhere_again
             same = same or _is_lost(subject.path, name, at)
             there = wanted[at : at + 1] or [*anywhere][:3]

@@ -162,7 +162,7 @@ def _sealed_from(content: bytes, start: int) -> tuple[int, int] | None:
 def _lookup3(content: bytes, lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint32]:
     """Return HDF5's checksum of the first bytes of `content`, for each of some lengths > 0.
 
-    Source: Bob Jenkins, lookup3.c, hashlittle() with an initial value of 0.
+    Source: Bob Jenkins's lookup3, hashlittle() with an initial value of 0.
     """
     sizes = np.asarray(lengths)
     state = np.repeat(np.uint32(0xDEADBEEF) + sizes.astype(np.uint32), 3).reshape(-1, 3).T.copy()
