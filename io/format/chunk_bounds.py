@@ -54,12 +54,13 @@ def check_stored_chunks(dataset: h5py.Dataset) -> None:
     most = nbytes + nbytes // 8 + _FRAME_BYTES
     every = (1 << dataset.id.get_create_plist().get_nfilters()) - 1
     axes = tuple(zip(dataset.shape, dataset.chunks, strict=True))
+    seen = _Seen(dataset, axes)
 
     def is_wrong(info: Any) -> Any:
         plain = info.filter_mask & every == every
         if info.size > most or (plain and info.size != nbytes) or _lies_nowhere(info, axes):
             return info
-        return None
+        return info if seen.again(info) else None
 
     found = dataset.id.chunk_iter(is_wrong)
     if found is None:
@@ -71,6 +72,8 @@ def check_stored_chunks(dataset: h5py.Dataset) -> None:
             f"{where}: a chunk is stored at {place}, in byte {found.byte_offset}, and the shape is "
             f"{dataset.shape} with chunks of {dataset.chunks}; restore this file"
         )
+    if seen.twice:
+        raise DataError(f"{where}: two chunks are stored at {place}; restore this file")
     raise DataError(
         f"{where}: {found.size} bytes are stored for the chunk at {place}, which has {nbytes}; "
         "restore this file"
@@ -82,6 +85,28 @@ def _lies_nowhere(info: Any, axes: tuple[tuple[int, int], ...]) -> bool:
     return not info.byte_offset or any(
         at >= size or at % step for at, (size, step) in zip(info.chunk_offset, axes, strict=True)
     )
+
+
+class _Seen:
+    """The chunks that were listed, if as many are stored as a dataset needs.
+
+    With two at one place another is missing, for which HDF5 gives fill values.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, axes: tuple[tuple[int, int], ...]) -> None:
+        self._axes, self.twice = axes, False
+        total = math.prod(-(-size // step) for size, step in axes)
+        self._seen = bytearray(total) if dataset.id.get_num_chunks() == total else None
+
+    def again(self, info: Any) -> bool:
+        """Add a chunk inside of the dataset; return whether there was one at its place."""
+        if self._seen is None:
+            return False
+        number = 0
+        for at, (size, step) in zip(info.chunk_offset, self._axes, strict=True):
+            number = number * -(-size // step) + at // step
+        self.twice, self._seen[number] = bool(self._seen[number]), 1
+        return self.twice
 
 
 def _item_bytes(dataset: h5py.Dataset) -> int:
