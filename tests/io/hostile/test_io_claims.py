@@ -167,10 +167,10 @@ def test_a_chunk_that_inflates_beyond_its_size_is_not_decoded(bombs, hsgd_data, 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_chunk_that_is_shorter_than_its_rows_is_refused(tmp_path, hsgd_data, compression):
-    """HDF5 gives what lies behind it in the memory of the process."""
+    """HDF5, which reads complex numbers, gives what lies behind it in the memory of the process."""
     path = tmp_path / "short.h5"
     with h5py.File(path, "w") as file:
-        file.create_dataset("x", (8, 8), "i8", chunks=(8, 4), compression=compression)[:] = 1
+        file.create_dataset("x", (8, 8), "c8", chunks=(8, 4), compression=compression)[:] = 1
         if compression:
             file["x"].id.write_direct_chunk((0, 0), bytes(16), filter_mask=1)
     if not compression:
@@ -198,7 +198,7 @@ def test_a_chunk_at_the_place_of_none_or_of_another_is_refused(
     """HDF5 gives fill values for the chunk that is missing then, or ends the process."""
     path = tmp_path / "outside.h5"
     with h5py.File(path, "w") as file:
-        file.create_dataset("x", (8, 8), "i8", chunks=(8, 4), compression=compression)[:] = 1
+        file.create_dataset("x", (8, 8), "c8", chunks=(8, 4), compression=compression)[:] = 1
     data = bytearray(path.read_bytes())
     place = data.index(b"TREE\x01") + 24 + 40 + 16  # column of the second chunk, in its key
     assert data[place] == 4

@@ -86,7 +86,7 @@ def test_rows_come_dense(tmp_path, columns, as_numpy):
         np.testing.assert_array_equal(np.asarray(batch["X"]), 2 * wanted[cells])
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Sparse CSR tensor")
 def test_torch_makes_sparse_tensors_of_a_batch(tmp_path):
     import torch
 
