@@ -422,7 +422,7 @@ def _open(
     group: str | None,
     comm: RankGroup | None,
     read: ReadOptions,
-    layout: Layout,
+    layout: Layout = "auto",
 ) -> DataMap:
     disk = failure = None
     is_remote = any(map(is_url, [path] if isinstance(path, str | os.PathLike) else path))

@@ -318,7 +318,11 @@ def _covered(ranges: list[tuple[int, int]]) -> int:
 
 
 def _check_external(dataset: h5py.Dataset, create: Any) -> None:
-    """Raise DataError unless the files of external storage have all bytes of a dataset."""
+    """Raise DataError unless the files of external storage have all bytes of a dataset.
+
+    Such files have no form of their own, so a hostile one could name any file of the user: they lie
+    in the folder of the HDF5 file, in the current one, or in that of HDF5_EXTFILE_PREFIX.
+    """
     left = math.prod(dataset.shape or (0,)) * dataset.id.get_type().get_size()
     where = f"{dataset.file.filename}: {dataset.name}"
     folder = str(Path(dataset.file.filename).absolute().parent)
@@ -333,6 +337,13 @@ def _check_external(dataset: h5py.Dataset, create: Any) -> None:
             raise DataError(f"{where} has its rows in {path}, which is missing; restore it")
         if reason := no_file(path):
             raise DataError(f"{where} has its rows in {path}, {reason}")
+        is_here = not path.is_absolute() and ".." not in path.parts
+        homes = [folder, *filter(None, [prefix]), *([""] if is_here else [])]
+        if not any(path.resolve().is_relative_to(Path(home).resolve()) for home in homes):
+            raise DataError(
+                f"{where} has its rows in {path}, outside of the folders of its file and of this "
+                f"program; to read it, export HDF5_EXTFILE_PREFIX={path.resolve().parent}"
+            )
         if path.stat().st_size < offset + wanted:
             raise DataError(
                 f"{where} has its rows in {path}, of which bytes [{offset}, {offset + wanted}) are "

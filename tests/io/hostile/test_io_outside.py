@@ -82,3 +82,22 @@ def test_shared_memory_may_hold_data(monkeypatch):
     monkeypatch.setattr(os.path, "isfile", lambda place: True)
     assert not no_file(Path("/dev/shm/data/part.h5"))
     assert no_file(Path("/dev/shm/../mem")) and no_file(Path("/dev/shm"))
+
+
+@pytest.mark.parametrize("how", ["plain", "above", "symlink"])
+def test_storage_outside_of_the_folder_must_be_allowed(tmp_path, monkeypatch, how):
+    """Any file of the user could be named there, and would be delivered as samples."""
+    secret, folder = tmp_path / "secret" / "key", tmp_path / "data"
+    for each in (secret.parent, folder):
+        each.mkdir()
+    secret.write_bytes(bytes(range(8)))
+    (folder / "link").symlink_to(secret)
+    names = {"plain": str(secret), "above": "../secret/key", "symlink": str(folder / "link")}
+    monkeypatch.chdir(folder)
+    storage(folder / "a.h5", names[how])
+    with pytest.raises(DataError, match=r"outside of the folders .* export HDF5_EXTFILE_PREFIX="):
+        open_map(folder / "a.h5")
+    monkeypatch.setenv("HDF5_EXTFILE_PREFIX", str(secret.parent))
+    if how == "above":
+        storage(folder / "a.h5", "key")
+    assert open_map(folder / "a.h5").num_samples == 8

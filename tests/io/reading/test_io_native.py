@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hsgd.io.native_library import native_library
 from hsgd.io.reading import row_copies
 
 
@@ -164,7 +165,7 @@ def test_images_are_scaled_alike_without_the_loops_of_this_processor(tmp_path, m
     pointer = ctypes.c_void_p
     other.hsgd_io_crop_image.argtypes = [pointer, pointer, ctypes.c_int64]
     other.hsgd_io_crop_image.restype = ctypes.c_int64
-    own, draw = row_copies._library(), np.random.default_rng(loops)
+    own, draw = native_library(), np.random.default_rng(loops)
     for number in range(200):
         height, width = draw.integers(1, 400, 2)
         pixels = draw.integers(0, 256, (height, width, 3), np.uint8)
@@ -173,7 +174,7 @@ def test_images_are_scaled_alike_without_the_loops_of_this_processor(tmp_path, m
         size = int(draw.choice([1, 2, 3, 4, 5, 31, 64, 224]))
         found = []
         for library in (own, other):
-            monkeypatch.setattr(row_copies, "_library", lambda chosen=library: chosen)
+            monkeypatch.setattr(row_copies, "native_library", lambda chosen=library: chosen)
             to = np.zeros((size + 1, size, 3), np.uint8)
             part = (left, top, wide, high)
             row_copies.crop_image(pixels, part, to[:size], flip=bool(number % 2), scratch=None)
