@@ -83,11 +83,7 @@ def _broadcast(
 
 
 def _reduce(
-    tensors: Any,
-    root: int = 0,
-    op: Any = None,
-    timeout: timedelta | None = None,
-    opts: Any = None,
+    tensors: Any, root: int = 0, op: Any = None, timeout: timedelta | None = None, opts: Any = None
 ) -> Arguments:
     if opts is None:
         opts = _filled(ReduceOptions(), timeout, rootRank=root, reduceOp=op)

@@ -38,11 +38,7 @@ class Handle(Generic[Result]):
     _taken: list[Result]
 
     def __init__(
-        self,
-        comm: Comm,
-        request: Request,
-        result: Callable[[Request], Result],
-        name: str,
+        self, comm: Comm, request: Request, result: Callable[[Request], Result], name: str
     ) -> None:
         """Keep the request; `result` makes the value of wait() from it."""
         self._comm = comm

@@ -25,14 +25,7 @@ from hsgd.jobs.environment.launched_once import launched_once
 if TYPE_CHECKING:
     from hsgd.comm.communicator import Comm
 
-__all__ = [
-    "FrontEnd",
-    "OverComm",
-    "add_comm",
-    "preempted",
-    "register",
-    "save_and_exit",
-]
+__all__ = ["FrontEnd", "OverComm", "add_comm", "preempted", "register", "save_and_exit"]
 
 _LOOK_S = 1.0  # between looks whether another handler was installed
 _PULSE_S = 1.0  # between two signs of life of ranks that save

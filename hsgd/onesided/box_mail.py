@@ -173,11 +173,7 @@ class Mail:
         return replies[0]
 
     def _converse(
-        self,
-        lane: _Lane,
-        owner: int,
-        letters: Sequence[tuple[Letter, _Bytes | None]],
-        take: Take,
+        self, lane: _Lane, owner: int, letters: Sequence[tuple[Letter, _Bytes | None]], take: Take
     ) -> None:
         with lane.lock, self._giving_up(owner):
             first, received = lane.sent[owner], 0

@@ -177,10 +177,7 @@ class NotifiedWindow(Closing):
         self._native.drain(self._limit(timeout_s))
 
     def wait_any(
-        self,
-        slots: Sequence[int],
-        seen: int | Sequence[int] = 0,
-        timeout_s: float | None = None,
+        self, slots: Sequence[int], seen: int | Sequence[int] = 0, timeout_s: float | None = None
     ) -> tuple[int, int]:
         """Wait until one of this rank's slots has a version above the one seen; blocking.
 

@@ -33,15 +33,7 @@ from hsgd.errors import HsgdError
 from hsgd.operators import kernels, schemas
 from hsgd.operators.gradients import Allgather, Allreduce, ReduceScatter
 
-__all__ = [
-    "Group",
-    "allgather",
-    "allreduce",
-    "allreduce_",
-    "broadcast_",
-    "group",
-    "reduce_scatter",
-]
+__all__ = ["Group", "allgather", "allreduce", "allreduce_", "broadcast_", "group", "reduce_scatter"]
 
 
 class Group(NamedTuple):

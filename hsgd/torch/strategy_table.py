@@ -179,13 +179,10 @@ def _elastic_averaging(mode: Mode) -> Callable[..., ElasticAveraging]:
 
 STRATEGIES: dict[str, _Algorithm] = {
     "notified_tree": _Algorithm(
-        _notified_tree,
-        has_options=False,
-        remedies={"backward_passes_per_step": "use no_sync()"},
+        _notified_tree, has_options=False, remedies={"backward_passes_per_step": "use no_sync()"}
     ),
     "gossip": _Algorithm(
-        _gossip,
-        {Compression.none: None, Compression.fp16: "float16", Compression.bf16: "bfloat16"},
+        _gossip, {Compression.none: None, Compression.fp16: "float16", Compression.bf16: "bfloat16"}
     ),
     "diloco": _Algorithm(_diloco, {Compression.none: None, Compression.bf16: "bfloat16"}),
     "easgd_async": _Algorithm(_elastic_averaging("async")),

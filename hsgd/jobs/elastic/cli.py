@@ -32,10 +32,7 @@ def add_options(run: Any, rank_count: Callable[[str], int]) -> None:
         "and go"
     )
     for name, text in (
-        (
-            "--min-np",
-            "continue with N ranks or more; with fewer the job waits for new ones",
-        ),
+        ("--min-np", "continue with N ranks or more; with fewer the job waits for new ones"),
         ("--max-np", "use at most N ranks (default: all slots)"),
     ):
         group.add_argument(name, type=rank_count, metavar="N", help=text)
@@ -55,10 +52,7 @@ def add_options(run: Any, rank_count: Callable[[str], int]) -> None:
         ("--elastic-timeout", _LIMIT_S, "how long the job waits for --min-np ranks"),
     ):
         group.add_argument(
-            name,
-            type=_seconds,
-            metavar="SECONDS",
-            help=f"{text} (default: {default:g})",
+            name, type=_seconds, metavar="SECONDS", help=f"{text} (default: {default:g})"
         )
     group.add_argument(
         "--reset-limit",

@@ -94,8 +94,7 @@ _SLURM_TASK = Launcher(
 # They may start the daemons of an mpirun, whose ranks inherit their variables: so they come last.
 _OF_CLUSTERS = (
     Launcher(
-        "PALS",
-        *("PALS_RANKID", ("PALS_SIZE", "PMI_SIZE"), "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+        "PALS", *("PALS_RANKID", ("PALS_SIZE", "PMI_SIZE"), "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE")
     ),
     # Flux takes its variables from the script of `flux batch`.
     Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), "FLUX_TASK_LOCAL_ID"),

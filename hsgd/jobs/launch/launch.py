@@ -189,10 +189,7 @@ def plan_run(
         cores=cores(),
         hosts=places,
         export=tuple(sorted({*exported(environ), preload.VARIABLE})),
-        define={
-            **met,
-            "LD_PRELOAD": f"{library}:{before}" if before else str(library),
-        },
+        define={**met, "LD_PRELOAD": f"{library}:{before}" if before else str(library)},
         mpi_args=tuple(mpi_args),
     )
     return command_line(launcher, job, environ), added

@@ -12,10 +12,7 @@ import socket
 import sys
 from datetime import timedelta
 
-from torch.distributed.elastic.rendezvous import (
-    RendezvousParameters,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main
 

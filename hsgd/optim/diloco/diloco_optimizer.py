@@ -40,10 +40,7 @@ from hsgd.optim.diloco.outer_state import (
     saved_fragments,
     take_outer,
 )
-from hsgd.optim.diloco.pseudo_gradient_exchange import (
-    Compression,
-    checked_compression,
-)
+from hsgd.optim.diloco.pseudo_gradient_exchange import Compression, checked_compression
 from hsgd.optim.diloco.worker_comms import WorkerComms
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import joined, values_kept, views_of

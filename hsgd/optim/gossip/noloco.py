@@ -149,10 +149,7 @@ class OuterRounds:
                 f"Gossip: this state is of round {state['rounds']}, the job is at {self._number}; "
                 "close() this Gossip, make a new one and load the state there"
             )
-        for mine, saved in (
-            (self._slow, state["weights"]),
-            (self._velocity, state["velocity"]),
-        ):
+        for mine, saved in ((self._slow, state["weights"]), (self._velocity, state["velocity"])):
             for vector, value in zip(mine, saved, strict=True):
                 vector.copy_(value)
         self._number = state["rounds"]

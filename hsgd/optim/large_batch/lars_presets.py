@@ -31,12 +31,7 @@ LARS_PRESETS: dict[str, dict[str, Any]] = {
     # lightning-bolts, pl_bolts/optimizers/lars.py
     "lightning_bolts": {**_AROUND_SGD, **_ONLY_DECAYED, "momentum": 0.0},
     # torch-optimizer 0.3, torch_optimizer/lars.py
-    "torch_optimizer": {
-        **_AROUND_SGD,
-        **_ONLY_DECAYED,
-        "momentum": 0.0,
-        "trust_coefficient": 0.01,
-    },
+    "torch_optimizer": {**_AROUND_SGD, **_ONLY_DECAYED, "momentum": 0.0, "trust_coefficient": 0.01},
     # google-research/simclr, lars_optimizer.py; classic_momentum=False there is norm_of="update"
     "simclr": {"eps": 0.0, "norm_of": "decayed"},
 }

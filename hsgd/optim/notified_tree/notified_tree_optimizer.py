@@ -27,11 +27,7 @@ from hsgd.onesided.networks import Network, choose_network
 from hsgd.onesided.notified_window import NotifiedWindow
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.initial_weights import broadcast_values
-from hsgd.optim.notified_tree.tree_checks import (
-    Roots,
-    check_threads,
-    terms_of,
-)
+from hsgd.optim.notified_tree.tree_checks import Roots, check_threads, terms_of
 from hsgd.optim.notified_tree.tree_engine import Engine, reason_in
 from hsgd.optim.notified_tree.tree_parts import (
     Layer,
@@ -42,11 +38,7 @@ from hsgd.optim.notified_tree.tree_parts import (
     parts_of,
 )
 from hsgd.optim.notified_tree.tree_plan import TreePlan, teams_of
-from hsgd.optim.notified_tree.tree_state import (
-    gather_state,
-    part_of_state,
-    state_of_rank_0,
-)
+from hsgd.optim.notified_tree.tree_state import gather_state, part_of_state, state_of_rank_0
 from hsgd.optim.notified_tree.tree_updater import Options, Updater, updates_elements
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 

@@ -70,10 +70,7 @@ class Report:
             text += [f"  {name:<{width}}  {value}" for name, value in facts]
         if not self.problems:
             return [*text, "", "Nothing is wrong."]
-        text += [
-            "",
-            "What is wrong:" if not self.usable else "hsgd can be used. Worth knowing:",
-        ]
+        text += ["", "What is wrong:" if not self.usable else "hsgd can be used. Worth knowing:"]
         ordered = sorted(self.problems, key=lambda problem: not problem.stops)
         for number, problem in enumerate(ordered, 1):
             text += [f"  {number}. {problem.text}", f"     {problem.remedy}"]

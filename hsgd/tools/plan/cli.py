@@ -70,10 +70,7 @@ def add_parser(commands: Any) -> None:
         help="forward and backward of one step on one rank, without communication",
     )
     plan.add_argument(
-        "--cores",
-        type=float,
-        metavar="C",
-        help="cores of a node (default: one per rank)",
+        "--cores", type=float, metavar="C", help="cores of a node (default: one per rank)"
     )
     plan.add_argument(
         "--rdma",
@@ -149,7 +146,7 @@ def _lines(
     where = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {cluster.ranks_per_node}"
     lines = [
         f"{workload.model_bytes / 1e6:g} MB of gradients on {where} ranks, "
-        f"links of {cluster.link_gbit:g} Gbit/s",
+        f"links of {cluster.link_gbit:g} Gbit/s"
     ]
     if cluster.nodes > 1:
         lines.append(

@@ -71,10 +71,7 @@ def add_parser(commands: Any) -> None:
         help="the same with the frames of C and C++; pauses each process while it is read",
     )
     status.add_argument(
-        "-H",
-        "--hosts",
-        metavar="LIST",
-        help="ask other nodes as well: node2,node3",
+        "-H", "--hosts", metavar="LIST", help="ask other nodes as well: node2,node3"
     )
     status.add_argument(
         "--all-nodes",

@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsgd.torch.collectives.submission import (
-    coordinator_of,
-    hand_over,
-    named,
-    submit,
-    synchronize,
-)
+from hsgd.torch.collectives.submission import coordinator_of, hand_over, named, submit, synchronize
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.movements import Allgather
 from hsgd.torch.operations.reductions import AVERAGE, Allreduce
@@ -61,18 +55,14 @@ def allgather(
 
 
 def grouped_allgather_async(
-    tensors: Sequence[Tensor],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start an allgather of several tensors as one operation; the result is a tuple."""
     return _start(tensors, name, process_set, grouped=True)
 
 
 def grouped_allgather(
-    tensors: Sequence[Tensor],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[Tensor, ...]:
     """Concatenate the rows of several tensors each; collective, blocking, differentiable."""
     result: tuple[Tensor, ...] = _Allgather.apply(name, process_set, True, *tensors)  # type: ignore[no-untyped-call]

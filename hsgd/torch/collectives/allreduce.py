@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from hsgd.torch.collectives.allgather import allgather_async
-from hsgd.torch.collectives.submission import (
-    coordinator_of,
-    hand_over,
-    named,
-    submit,
-    synchronize,
-)
+from hsgd.torch.collectives.submission import coordinator_of, hand_over, named, submit, synchronize
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.adasum import Adasum

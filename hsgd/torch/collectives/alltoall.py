@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsgd.torch.collectives.submission import (
-    coordinator_of,
-    hand_over,
-    named,
-    submit,
-    synchronize,
-)
+from hsgd.torch.collectives.submission import coordinator_of, hand_over, named, submit, synchronize
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.movements import Alltoall
 

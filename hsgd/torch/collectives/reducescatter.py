@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from hsgd.torch.collectives.allgather import grouped_allgather
-from hsgd.torch.collectives.submission import (
-    coordinator_of,
-    hand_over,
-    named,
-    submit,
-    synchronize,
-)
+from hsgd.torch.collectives.submission import coordinator_of, hand_over, named, submit, synchronize
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set

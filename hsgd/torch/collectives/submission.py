@@ -13,15 +13,7 @@ from hsgd.torch.job import horovod_path, runtime
 from hsgd.torch.job.process_sets import ProcessSet
 from hsgd.torch.negotiation.coordinator import Coordinator, Operation
 
-__all__ = [
-    "coordinator_of",
-    "hand_over",
-    "local_root",
-    "named",
-    "poll",
-    "submit",
-    "synchronize",
-]
+__all__ = ["coordinator_of", "hand_over", "local_root", "named", "poll", "submit", "synchronize"]
 
 _numbers = itertools.count()
 _open: dict[int, tuple[Coordinator, Operation]] = {}

@@ -12,11 +12,7 @@ import torch
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.torch.elastic.sampler import ElasticSampler
 from hsgd.torch.exceptions import HostsUpdatedInterrupt
-from hsgd.torch.functions import (
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from hsgd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from hsgd.torch.job import runtime
 
 __all__ = [

@@ -26,15 +26,7 @@ from hsgd.torch.operations.operation import Barrier, meet
 from hsgd.torch.operations.reductions import run_fused, stand_in
 from hsgd.torch.settings import HorovodSettings
 
-__all__ = [
-    "RankPosition",
-    "Runtime",
-    "current",
-    "is_initialized",
-    "latest",
-    "start",
-    "stop",
-]
+__all__ = ["RankPosition", "Runtime", "current", "is_initialized", "latest", "start", "stop"]
 
 UNINITIALIZED = "Horovod has not been initialized; use hvd.init()."
 

@@ -31,13 +31,7 @@ __all__ = [
 ]
 
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)  # Horovod's ReduceOp
-CORE_OPS: dict[int, Op] = {
-    AVERAGE: "sum",
-    SUM: "sum",
-    MIN: "min",
-    MAX: "max",
-    PRODUCT: "prod",
-}
+CORE_OPS: dict[int, Op] = {AVERAGE: "sum", SUM: "sum", MIN: "min", MAX: "max", PRODUCT: "prod"}
 CORE_DTYPES = frozenset(getattr(torch, name) for name in DTYPES)
 
 
