@@ -45,9 +45,8 @@ class Counters:
         return cls(0, 0, 0, 0, 0, 0.0, 0.0)
 
     @classmethod
-    def of(cls, comm: _native.Comm) -> Counters:
-        """Return the core's counters for a communicator; local. Users call Comm.metrics()."""
-        native = comm.counters()
+    def of(cls, native: _native.Counters | _NativeCounters) -> Counters:
+        """Return the core's counters; local. Users call Comm.metrics()."""
         return cls(
             native.calls,
             native.payload_bytes,
@@ -89,13 +88,11 @@ class _NativeCounters(ctypes.Structure):
     """struct hsgd_counters of hsgd/csrc/include/hsgd_core.h."""
 
     _fields_ = [
-        ("calls", ctypes.c_uint64),
-        ("payload_bytes", ctypes.c_uint64),
-        ("intra_bytes", ctypes.c_uint64),
-        ("inter_bytes_sent", ctypes.c_uint64),
-        ("inter_bytes_received", ctypes.c_uint64),
-        ("wait_ns", ctypes.c_uint64),
-        ("total_ns", ctypes.c_uint64),
+        (name, ctypes.c_uint64)
+        for name in (
+            *("calls", "payload_bytes", "intra_bytes", "inter_bytes_sent"),
+            *("inter_bytes_received", "wait_ns", "total_ns"),
+        )
     ]
 
 
@@ -106,15 +103,7 @@ def interposer_counters() -> Counters | None:
         return None
     native = _NativeCounters()
     library.hsgd_interposer_counters(ctypes.byref(native))
-    return Counters(
-        native.calls,
-        native.payload_bytes,
-        native.intra_bytes,
-        native.inter_bytes_sent,
-        native.inter_bytes_received,
-        native.wait_ns * 1e-9,
-        native.total_ns * 1e-9,
-    )
+    return Counters.of(native)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Any
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._distributed_c10d import (
@@ -21,122 +22,69 @@ from torch._C._distributed_c10d import (
 
 __all__ = ["usual"]
 
-_OPTIONS = (
-    *(AllgatherOptions, AllreduceOptions, AllToAllOptions, BarrierOptions, BroadcastOptions),
-    *(GatherOptions, ReduceOptions, ReduceScatterOptions, ScatterOptions),
-)
-Arguments = tuple[Any, ...]
+
+def _listed(tensors: Any) -> list[Any]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def usual(method: str, arguments: Sequence[Any], named: dict[str, Any]) -> Arguments:
+def _nested(lists: Any) -> list[Any]:
+    found = list(lists)
+    return [found] if found and isinstance(found[0], torch.Tensor) else found
+
+
+class _Form(NamedTuple):
+    """Another form of a method: first `tensors`, then values of `fields` of its options."""
+
+    options: Callable[[], Any]
+    tensors: dict[str, Callable[[Any], list[Any]]]
+    fields: tuple[str, ...] = ()
+
+
+_FORMS = {
+    "allgather": _Form(AllgatherOptions, {"outputs": _nested, "inputs": _listed}),
+    "allreduce": _Form(AllreduceOptions, {"tensors": _listed}, ("op",)),
+    "alltoall": _Form(AllToAllOptions, {"outputs": list, "inputs": list}),
+    "barrier": _Form(BarrierOptions, {}),
+    "broadcast": _Form(BroadcastOptions, {"tensors": _listed}, ("root",)),
+    "gather": _Form(GatherOptions, {"outputs": _nested, "inputs": _listed}, ("root",)),
+    "reduce": _Form(ReduceOptions, {"tensors": _listed}, ("root", "op")),
+    "reduce_scatter": _Form(ReduceScatterOptions, {"outputs": _listed, "inputs": _nested}, ("op",)),
+    "scatter": _Form(ScatterOptions, {"outputs": _listed, "inputs": _nested}, ("root",)),
+}
+_OPTIONS = tuple(form.options for form in _FORMS.values())
+_FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
+_NAMES = {
+    "tensor": "tensors",
+    **dict.fromkeys(("output_tensor", "output_tensors", "output"), "outputs"),
+    **dict.fromkeys(("input_tensor", "input_tensors", "input"), "inputs"),
+}
+
+
+def usual(method: str, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
     """Return arguments in the form of torch.distributed's functions; TypeError if none fits."""
     if arguments and isinstance(arguments[-1], _OPTIONS) and not named:
         return tuple(arguments)
     form = _FORMS.get(method)
     if form is None:
         return (*arguments, *named.values())
-    names = {new: named.pop(old) for old, new in _NAMES.items() if old in named}
-    return form(*arguments, **names, **named)
+    names = {_NAMES.get(name, name): value for name, value in named.items()}
+    bound = _signature(method).bind(*arguments, **names)
+    bound.apply_defaults()
+    given = bound.arguments
+    options = given["opts"]
+    if options is None:
+        options = form.options()
+        for name in (*form.fields, "timeout"):
+            if given[name] is not None:
+                setattr(options, _FIELDS[name], given[name])
+    return (*(take(given[name]) for name, take in form.tensors.items()), options)
 
 
-_NAMES = {
-    "tensor": "tensors",
-    "output_tensor": "outputs",
-    "output_tensors": "outputs",
-    "output": "outputs",
-    "input_tensor": "inputs",
-    "input_tensors": "inputs",
-    "input": "inputs",
-}
-
-
-def _filled(options: Any, timeout: timedelta | None, **values: Any) -> Any:
-    for name, value in values.items():
-        if value is not None:
-            setattr(options, name, value)
-    if timeout is not None:
-        options.timeout = timeout
-    return options
-
-
-def _listed(tensors: Any) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _nested(lists: Any) -> list[list[torch.Tensor]]:
-    found = list(lists)
-    return [found] if found and isinstance(found[0], torch.Tensor) else found
-
-
-def _allreduce(
-    tensors: Any, op: Any = None, timeout: timedelta | None = None, opts: Any = None
-) -> Arguments:
-    options = opts if opts is not None else _filled(AllreduceOptions(), timeout, reduceOp=op)
-    return _listed(tensors), options
-
-
-def _broadcast(
-    tensors: Any, root: int = 0, timeout: timedelta | None = None, opts: Any = None
-) -> Arguments:
-    options = opts if opts is not None else _filled(BroadcastOptions(), timeout, rootRank=root)
-    return _listed(tensors), options
-
-
-def _reduce(
-    tensors: Any, root: int = 0, op: Any = None, timeout: timedelta | None = None, opts: Any = None
-) -> Arguments:
-    if opts is None:
-        opts = _filled(ReduceOptions(), timeout, rootRank=root, reduceOp=op)
-    return _listed(tensors), opts
-
-
-def _allgather(
-    outputs: Any, inputs: Any, timeout: timedelta | None = None, opts: Any = None
-) -> Arguments:
-    options = opts if opts is not None else _filled(AllgatherOptions(), timeout)
-    return _nested(outputs), _listed(inputs), options
-
-
-def _gather(
-    outputs: Any, inputs: Any, root: int = 0, timeout: timedelta | None = None, opts: Any = None
-) -> Arguments:
-    options = opts if opts is not None else _filled(GatherOptions(), timeout, rootRank=root)
-    return _nested(outputs), _listed(inputs), options
-
-
-def _scatter(
-    outputs: Any, inputs: Any, root: int = 0, timeout: timedelta | None = None, opts: Any = None
-) -> Arguments:
-    options = opts if opts is not None else _filled(ScatterOptions(), timeout, rootRank=root)
-    return _listed(outputs), _nested(inputs), options
-
-
-def _reduce_scatter(
-    outputs: Any, inputs: Any, op: Any = None, timeout: timedelta | None = None, opts: Any = None
-) -> Arguments:
-    options = opts if opts is not None else _filled(ReduceScatterOptions(), timeout, reduceOp=op)
-    return _listed(outputs), _nested(inputs), options
-
-
-def _alltoall(
-    outputs: Any, inputs: Any, timeout: timedelta | None = None, opts: Any = None
-) -> Arguments:
-    options = opts if opts is not None else _filled(AllToAllOptions(), timeout)
-    return list(outputs), list(inputs), options
-
-
-def _barrier(timeout: timedelta | None = None, opts: Any = None) -> Arguments:
-    return (opts if opts is not None else _filled(BarrierOptions(), timeout),)
-
-
-_FORMS: dict[str, Callable[..., Arguments]] = {
-    "allgather": _allgather,
-    "allreduce": _allreduce,
-    "alltoall": _alltoall,
-    "barrier": _barrier,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "scatter": _scatter,
-}
+@functools.cache
+def _signature(method: str) -> Signature:
+    form, kind = _FORMS[method], Parameter.POSITIONAL_OR_KEYWORD
+    defaults = {name: 0 if name == "root" else None for name in (*form.fields, "timeout", "opts")}
+    return Signature(
+        [Parameter(name, kind) for name in form.tensors]
+        + [Parameter(name, kind, default=value) for name, value in defaults.items()]
+    )

@@ -843,7 +843,7 @@ class Comm(Closing):
         """
         from hsgd.metrics import Counters
 
-        return Counters.of(self._native)
+        return Counters.of(self._native.counters())
 
     def abort(self) -> None:
         """Make waiting collectives of all threads, and later ones, raise HsgdError; local.
