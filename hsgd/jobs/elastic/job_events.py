@@ -17,6 +17,10 @@ _ENDED = "hsgd/agent/ended"
 _LOST = "hsgd/agent/lost"
 _FINISHED = "hsgd/agent/finished"
 _FAILED = "hsgd/agent/failed"
+# Of a world, whose number follows.
+_LATE = "hsgd/agent/late/"
+_LEFT = "hsgd/agent/left/"
+_UPDATE = "hsgd/agent/update/"
 
 
 class JobEvents:
@@ -42,19 +46,19 @@ class JobEvents:
 
     def tell_late(self, world: int, rank: int) -> None:
         """Publish that other ranks gave up waiting for this rank."""
-        self._store.append(_late(world), f"{rank} ")
+        self._store.append(f"{_LATE}{world}", f"{rank} ")
 
     def late(self, world: int) -> list[int]:
         """Return the ranks that others gave up waiting for."""
-        return [int(rank) for rank in self._read(_late(world)).split()]
+        return [int(rank) for rank in self._read(f"{_LATE}{world}").split()]
 
     def tell_update(self, world: int) -> None:
         """Ask for a new world once all ranks reached a commit: ranks want to join or leave."""
-        self._tell(_update(world), "1")
+        self._tell(f"{_UPDATE}{world}", "1")
 
     def update(self, world: int) -> bool:
         """Return whether a new world was asked for."""
-        return bool(self._store.check([_update(world)]))
+        return bool(self._store.check([f"{_UPDATE}{world}"]))
 
     def tell_begun(self) -> int:
         """Publish that a world has begun; return how many have."""
@@ -74,11 +78,11 @@ class JobEvents:
 
     def tell_left(self, world: int) -> None:
         """Publish that a rank has left a world, so that the others leave it too."""
-        self._tell(_left(world), "1")
+        self._tell(f"{_LEFT}{world}", "1")
 
     def left(self, world: int) -> bool:
         """Return whether a rank has left the world."""
-        return bool(self._store.check([_left(world)]))
+        return bool(self._store.check([f"{_LEFT}{world}"]))
 
     def tell_held(self) -> None:
         """Publish that a rank has the state of the training."""
@@ -133,15 +137,3 @@ class JobEvents:
         Of two simultaneous writes the last one stays, and is new to every agent.
         """
         self._store.set(_MARK, secrets.token_hex(8))
-
-
-def _late(world: int) -> str:
-    return f"hsgd/agent/late/{world}"
-
-
-def _left(world: int) -> str:
-    return f"hsgd/agent/left/{world}"
-
-
-def _update(world: int) -> str:
-    return f"hsgd/agent/update/{world}"

@@ -464,8 +464,9 @@ class NodeAgent:
         if saves:
             self._slots.tell_preempted(signal.SIGTERM)
         others = [each for each in workers if each not in saves]
-        self._slots.signal(others, signal.SIGTERM)
-        self._slots.signal(others, signal.SIGCONT)
+        for worker in others:
+            worker.signal(signal.SIGTERM)
+            worker.signal(signal.SIGCONT)
         begun = time.monotonic()
         for worker in [*others, *saves]:
             while worker.standing is not Standing.ENDED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hsgd.config import Config
@@ -77,8 +77,3 @@ class Slots:
         for worker in self.workers:
             if worker.watches:
                 worker.tell_preempted(number)
-
-    def signal(self, workers: Iterable[Worker], number: int) -> None:
-        """Send a signal to running workers and their children; local."""
-        for worker in workers:
-            worker.signal(number)

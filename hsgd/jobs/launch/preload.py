@@ -161,8 +161,7 @@ def load() -> None:
     if not _is_ours(first):
         raise LaunchError(
             f"the interposer came too late: this process takes {_SYMBOL} from {first}, which was "
-            "loaded for all "
-            "before; start with `hsgd run`, or with LD_PRELOAD=$(hsgd preload)"
+            "loaded for all before; start with `hsgd run`, or with LD_PRELOAD=$(hsgd preload)"
         )
 
 
@@ -198,9 +197,8 @@ def refuse_other_backends(environ: Mapping[str, str]) -> None:
         value = environ.get(variable, "mpi")
         if value.lower() != "mpi":
             raise LaunchError(
-                f"{variable}={value}: the plugins need MPI; unset "
-                f"{variable} and "
-                "start with MPI, or leave the plugin out"
+                f"{variable}={value}: the plugins need MPI; unset {variable} and start with MPI, "
+                "or leave the plugin out"
             )
 
 
