@@ -29,10 +29,10 @@ class Library {
   explicit Library(const std::string& name)
       : name_(name), handle_(::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (handle_ == nullptr) {
-      throw Error(HSGD_ERR_SYSTEM, -1,
-                  text("no CUDA driver: %s; arrays on a device need NVIDIA's driver, version 535 "
-                       "or newer (HSGD_CUDA_LIBRARY names its library)",
-                       ::dlerror()));
+      throw_error(HSGD_ERR_SYSTEM, -1,
+                  "no CUDA driver: %s; arrays on a device need NVIDIA's driver, version 535 "
+                  "or newer (HSGD_CUDA_LIBRARY names its library)",
+                  ::dlerror());
     }
   }
   // Never closed: the driver's threads run its code until the process ends.
@@ -41,9 +41,9 @@ class Library {
   void find(Function& function, const char* symbol) const {
     function = reinterpret_cast<Function>(::dlsym(handle_, symbol));
     if (function != nullptr) return;
-    throw Error(HSGD_ERR_SYSTEM, -1,
-                text("%s has no %s: this CUDA driver is too old; install version 535 or newer",
-                     name_.c_str(), symbol));
+    throw_error(HSGD_ERR_SYSTEM, -1,
+                "%s has no %s: this CUDA driver is too old; install version 535 or newer",
+                name_.c_str(), symbol);
   }
 
  private:
@@ -93,7 +93,7 @@ int Device::ordinal_of(const std::string& library, DeviceAddress address) {
   if (driver.cuInit(0) == kSuccess &&
       driver.cuPointerGetAttribute(&ordinal, kDeviceOrdinal, address) == kSuccess)
     return ordinal;
-  throw Error(HSGD_ERR_ARGUMENT, -1, "the array is not on a CUDA device that the driver knows");
+  throw_invalid("the array is not on a CUDA device that the driver knows");
 }
 
 Device::Device(const std::string& library, int ordinal)
@@ -112,8 +112,8 @@ void Device::check(CudaResult code, const char* what) const {
   if (code == kSuccess) return;
   const char* name = nullptr;
   if (driver_.cuGetErrorName(code, &name) != kSuccess || name == nullptr) name = "unknown";
-  throw Error(HSGD_ERR_SYSTEM, -1,
-              text("CUDA device %d: %s failed: error %d (%s)", ordinal_, what, code, name));
+  throw_error(HSGD_ERR_SYSTEM, -1, "CUDA device %d: %s failed: error %d (%s)", ordinal_, what, code,
+              name);
 }
 
 Device::Current::Current(const Device& device) : device_(device) {

@@ -47,8 +47,7 @@ void check_arguments(const DeviceCall& call, int rank) {
   const size_t out = output_of(call, own) * hsgd_dtype_bytes(call.dtype);
   const bool apart = call.in + in <= call.out || call.out + out <= call.in;
   if (in == 0 || out == 0 || apart || is_in_place(call, own)) return;
-  throw Error(HSGD_ERR_ARGUMENT, -1,
-              "input and output overlap on the device; pass arrays that do not overlap");
+  throw_invalid("input and output overlap on the device; pass arrays that do not overlap");
 }
 
 }  // namespace
@@ -157,21 +156,21 @@ void DeviceComm::check() const {
 
 std::shared_ptr<DeviceWork> DeviceComm::start(const DeviceCall& call, const Streams& streams) {
   if (!owner_.is_this_process()) {
-    throw Error(HSGD_ERR_CLOSED, -1,
+    throw_error(HSGD_ERR_CLOSED, -1,
                 "this process was forked from the one that made the communicator; CUDA and hsgd do "
                 "not work in forked processes; start them with multiprocessing's \"spawn\"");
   }
   check_arguments(call, topology_.rank);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (is_finished_) throw Error(HSGD_ERR_CLOSED, -1, "this communicator is closed");
+  if (is_finished_) throw_error(HSGD_ERR_CLOSED, -1, "this communicator is closed");
   check();
   const Device::Current current(*device_);
   if (input_ == nullptr) input_ = events_->take();
   for (const CudaStream stream : streams) {
     if (!device_->is_capturing(stream)) continue;
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "the stream is being captured into a CUDA graph, which cannot record the CPU's "
-                "part of this collective; call it outside of the capture");
+    throw_invalid(
+        "the stream is being captured into a CUDA graph, which cannot record the CPU's "
+        "part of this collective; call it outside of the capture");
   }
   auto work = std::make_shared<DeviceWork>(device_, events_);
   hsgd_error error;

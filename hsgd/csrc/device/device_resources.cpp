@@ -14,8 +14,8 @@ namespace {
 std::byte* new_pages(size_t bytes) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    throw Error(HSGD_ERR_MEMORY, -1,
-                text("no memory for a staging buffer of %zu bytes between device and host", bytes));
+    throw_error(HSGD_ERR_MEMORY, -1,
+                "no memory for a staging buffer of %zu bytes between device and host", bytes);
   }
   return static_cast<std::byte*>(memory);
 }

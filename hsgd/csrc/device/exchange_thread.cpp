@@ -65,10 +65,10 @@ ExchangeThread::ExchangeThread(const Signals& signals, std::vector<hsgd_comm*> c
   try {
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
-    throw Error(HSGD_ERR_SYSTEM, -1,
-                text("the thread for collectives of a device cannot be started: %s; raise the "
-                     "limit of processes (ulimit -u, pids.max of the cgroup)",
-                     error.code().message().c_str()));
+    throw_error(HSGD_ERR_SYSTEM, -1,
+                "the thread for collectives of a device cannot be started: %s; raise the "
+                "limit of processes (ulimit -u, pids.max of the cgroup)",
+                error.code().message().c_str());
   }
   ::pthread_setname_np(thread_.native_handle(), "hsgd-device");
 }

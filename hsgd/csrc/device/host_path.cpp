@@ -1,7 +1,6 @@
 // HostPath: manages slots and queues the work of each step.
 #include "device/host_path.hpp"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 

@@ -41,12 +41,12 @@ struct Made {
 
 NcclLibrary::NcclLibrary(const std::string& name) : name_(name) {
   void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) throw Error(HSGD_ERR_SYSTEM, -1, text("no NCCL: %s", ::dlerror()));
+  if (handle == nullptr) throw_error(HSGD_ERR_SYSTEM, -1, "no NCCL: %s", ::dlerror());
   const auto find = [&](auto& function, const char* symbol) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(::dlsym(handle, symbol));
     if (function != nullptr) return;
-    throw Error(HSGD_ERR_SYSTEM, -1,
-                text("%s has no %s: it is older than NCCL 2.10", name_.c_str(), symbol));
+    throw_error(HSGD_ERR_SYSTEM, -1, "%s has no %s: it is older than NCCL 2.10", name_.c_str(),
+                symbol);
   };
   find(functions_.ncclGetVersion, "ncclGetVersion");
   find(functions_.ncclGetUniqueId, "ncclGetUniqueId");
@@ -67,9 +67,9 @@ NcclLibrary::NcclLibrary(const std::string& name) : name_(name) {
 
 void NcclLibrary::check(NcclResult code, const char* what) const {
   if (code == kSuccess) return;
-  throw Error(HSGD_ERR_SYSTEM, -1,
-              text("NCCL: %s failed: error %d (%s); set NCCL_DEBUG=WARN for details", what, code,
-                   functions_.ncclGetErrorString(code)));
+  throw_error(HSGD_ERR_SYSTEM, -1,
+              "NCCL: %s failed: error %d (%s); set NCCL_DEBUG=WARN for details", what, code,
+              functions_.ncclGetErrorString(code));
 }
 
 NcclId NcclLibrary::new_id() const {
@@ -159,7 +159,7 @@ NcclGroup::Inside::Inside(NcclGroup& group) : inside_(*group.inside_) {
   inside_.fetch_add(1);
   if (!group.is_aborted_.load()) return;
   inside_.fetch_sub(1);
-  throw Error(HSGD_ERR_CLOSED, -1, "NCCL was aborted after an error");
+  throw_error(HSGD_ERR_CLOSED, -1, "NCCL was aborted after an error");
 }
 
 NcclGroup::Inside::~Inside() { inside_.fetch_sub(1); }

@@ -84,12 +84,12 @@ NcclPath::NcclPath(std::shared_ptr<const Device> device, const Settings& setting
   group_ = std::make_unique<NcclGroup>(
       settings.library, device_, settings.id, topology_.local_rank, topology_.local_size, [&] {
         check_peers();
-        if (deadline.interrupted()) throw Error(HSGD_ERR_INTERRUPTED, -1, "interrupted");
+        if (deadline.interrupted()) throw_error(HSGD_ERR_INTERRUPTED, -1, "interrupted");
         if (deadline.passed()) {
-          throw Error(HSGD_ERR_TIMEOUT, -1,
-                      text("NCCL has not connected the %d devices of this node within %g s; set "
-                           "NCCL_DEBUG=INFO to see what it waits for",
-                           topology_.local_size, deadline.timeout_s()));
+          throw_error(HSGD_ERR_TIMEOUT, -1,
+                      "NCCL has not connected the %d devices of this node within %g s; set "
+                      "NCCL_DEBUG=INFO to see what it waits for",
+                      topology_.local_size, deadline.timeout_s());
         }
       });
   if (settings.between != nullptr)
@@ -181,9 +181,9 @@ void NcclPath::look(int64_t waited_ns) {
   const int64_t now = now_ns();
   const double timeout_s = settings_.comm->communicator->options().timeout_s;
   if (static_cast<double>(waited_ns) > timeout_s * static_cast<double>(kNsPerS)) {
-    throw Error(HSGD_ERR_TIMEOUT, -1,
-                text("the devices of this node have not finished an operation of NCCL within %g s",
-                     timeout_s));
+    throw_error(HSGD_ERR_TIMEOUT, -1,
+                "the devices of this node have not finished an operation of NCCL within %g s",
+                timeout_s);
   }
   try {
     check_peers();

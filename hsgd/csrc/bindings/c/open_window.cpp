@@ -39,9 +39,9 @@ NotifiedWindow::MakeRma over_sockets(Communicator& communicator, SocketSettings 
     for (size_t rank = 0; rank < places.size(); ++rank) {
       if (places[rank].port != 0) continue;
       const int name = communicator.place().names.of(static_cast<int>(rank));
-      throw Error(
-          HSGD_ERR_SYSTEM, name,
-          text("NotifiedWindow: rank %d cannot be reached over TCP; its own error says why", name));
+      throw_error(HSGD_ERR_SYSTEM, name,
+                  "NotifiedWindow: rank %d cannot be reached over TCP; its own error says why",
+                  name);
     }
     return make_socket_rma(std::move(*listener), std::move(places), place.rank, base, bytes,
                            settings);
@@ -58,30 +58,25 @@ void check_options(const WindowOptions& options) {
   constexpr uint64_t kMostSlice = 64 << 20;
   const NotifiedWindow::Settings& settings = options.settings;
   if (settings.segment_bytes > kMostSegment) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("NotifiedWindow: segment_bytes is %llu; give %llu or less",
-                     static_cast<unsigned long long>(settings.segment_bytes),
-                     static_cast<unsigned long long>(kMostSegment)));
+    throw_invalid("NotifiedWindow: segment_bytes is %llu; give %llu or less",
+                  static_cast<unsigned long long>(settings.segment_bytes),
+                  static_cast<unsigned long long>(kMostSegment));
   }
   if (settings.slots < 1 || settings.slots > kMostSlots) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("NotifiedWindow: slots is %u; give 1 to 1048576", settings.slots));
+    throw_invalid("NotifiedWindow: slots is %u; give 1 to 1048576", settings.slots);
   }
   if (options.slice_bytes < kLeastSlice || options.slice_bytes > kMostSlice) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("NotifiedWindow: slice_bytes is %llu; give %llu to %llu",
-                     static_cast<unsigned long long>(options.slice_bytes),
-                     static_cast<unsigned long long>(kLeastSlice),
-                     static_cast<unsigned long long>(kMostSlice)));
+    throw_invalid("NotifiedWindow: slice_bytes is %llu; give %llu to %llu",
+                  static_cast<unsigned long long>(options.slice_bytes),
+                  static_cast<unsigned long long>(kLeastSlice),
+                  static_cast<unsigned long long>(kMostSlice));
   }
   if (settings.queue < 1 || settings.queue > kMostQueue) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("NotifiedWindow: queue is %u; give 1 to 65536", settings.queue));
+    throw_invalid("NotifiedWindow: queue is %u; give 1 to 65536", settings.queue);
   }
   if (!(settings.timeout_s > 0 && settings.timeout_s <= 1e9)) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("NotifiedWindow: timeout_s is %g; give seconds above 0, up to 1e9",
-                     settings.timeout_s));
+    throw_invalid("NotifiedWindow: timeout_s is %g; give seconds above 0, up to 1e9",
+                  settings.timeout_s);
   }
 }
 
@@ -98,9 +93,9 @@ std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
     make = over_sockets(communicator, std::move(sockets), options);
   } else if (far) {
     if (over_mpi == nullptr) {
-      throw Error(HSGD_ERR_ARGUMENT, -1,
-                  "NotifiedWindow: ranks of other nodes are reached over MPI, but this "
-                  "communicator was not made over MPI");
+      throw_invalid(
+          "NotifiedWindow: ranks of other nodes are reached over MPI, but this "
+          "communicator was not made over MPI");
     }
     make = over_mpi;
   }

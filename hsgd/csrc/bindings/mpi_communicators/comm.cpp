@@ -47,10 +47,10 @@ FirstWords compare_settings(Steps& steps, const hsgd_options& options, const Kno
     check_options(options);
     if (std::equal(std::begin(own.settings), std::end(own.settings), first.settings)) return;
     const int name = steps.names().of(steps.rank());
-    throw Error(HSGD_ERR_ARGUMENT, name,
-                text("set-up: ranks %d and %d have different HSGD_* settings; use the same on "
-                     "all (Open MPI on several hosts: mpirun -x NAME)",
-                     steps.names().of(0), name));
+    throw_error(HSGD_ERR_ARGUMENT, name,
+                "set-up: ranks %d and %d have different HSGD_* settings; use the same on "
+                "all (Open MPI on several hosts: mpirun -x NAME)",
+                steps.names().of(0), name);
   });
   return first;
 }
@@ -115,8 +115,7 @@ Lead find_place(Steps& steps, const Nodes& nodes, const hsgd_options& options, W
 
 void check_usable(MPI_Comm comm, Wanted wanted) {
   if (!mpi_is_running()) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "MPI is not initialized, or finalized already; call MPI_Init first");
+    throw_invalid("MPI is not initialized, or finalized already; call MPI_Init first");
   }
   if (wanted == Wanted::kByName && is_foreign_thread()) {
     throw Error(HSGD_ERR_SYSTEM, -1, std::string("set-up over MPI: ") + kForeignThread);
@@ -124,8 +123,8 @@ void check_usable(MPI_Comm comm, Wanted wanted) {
   int inter = 0;
   if (comm != MPI_COMM_NULL) check_mpi(PMPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
   if (comm == MPI_COMM_NULL || inter != 0) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "MPI_COMM_NULL or an intercommunicator; give a communicator of one group of ranks");
+    throw_invalid(
+        "MPI_COMM_NULL or an intercommunicator; give a communicator of one group of ranks");
   }
 }
 

@@ -177,8 +177,8 @@ void Steps::wait(UnderWay& step, const char* what) {
       if (step.is_done()) return;
     } catch (const Error& error) {
       look_around(deadline, what);
-      throw Error(error.code(), error.rank(),
-                  text("set-up over MPI: not all of %d ranks %s: %s", size_, what, error.what()));
+      throw_error(error.code(), error.rank(), "set-up over MPI: not all of %d ranks %s: %s", size_,
+                  what, error.what());
     }
     if (looks < kYields) {
       turn_.leave_for([] { sched_yield(); });
@@ -204,15 +204,15 @@ void Steps::wait(UnderWay& step, const char* what) {
 void Steps::look_around(const Deadline& deadline, const char* what) const {
   bool interrupted = false;
   turn_.leave_for([&] { interrupted = deadline.interrupted(); });
-  if (interrupted) throw Error(HSGD_ERR_INTERRUPTED, -1, "set-up over MPI: interrupted");
+  if (interrupted) throw_error(HSGD_ERR_INTERRUPTED, -1, "set-up over MPI: interrupted");
   check_deaths(what);
 }
 
 void Steps::check_deaths(const char* what) const {
   const int dead = names_.of(dead_rank_of(comm_));
   if (dead < 0) return;
-  throw Error(HSGD_ERR_PEER_LOST, dead,
-              text("set-up over MPI: rank %d died before all of %d ranks %s", dead, size_, what));
+  throw_error(HSGD_ERR_PEER_LOST, dead, "set-up over MPI: rank %d died before all of %d ranks %s",
+              dead, size_, what);
 }
 
 // Throws, unless the options say to wait for late ranks: then waiting ranks report that. MPI does

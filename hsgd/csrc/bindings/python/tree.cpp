@@ -66,7 +66,7 @@ void Tree::run(const Update& update) {
       failure = std::current_exception();
     }
     PyGILState_Release(state);
-    if (failure) throw Error(HSGD_ERR_SYSTEM, -1, "the update of the weights failed");
+    if (failure) throw_error(HSGD_ERR_SYSTEM, -1, "the update of the weights failed");
   };
   try {
     without_gil([&] { tree_->run(call_update); });

@@ -16,9 +16,8 @@ namespace {
 Place place_in(int nodes, int ranks_per_node) {
   constexpr int kMostRanks = 1 << 24;
   if (nodes < 1 || ranks_per_node < 1 || ranks_per_node > kMostRanks / nodes) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("%d nodes of %d ranks; give at least 1 of both, and at most %d ranks in all",
-                     nodes, ranks_per_node, kMostRanks));
+    throw_invalid("%d nodes of %d ranks; give at least 1 of both, and at most %d ranks in all",
+                  nodes, ranks_per_node, kMostRanks);
   }
   std::vector<int> node_of_rank;
   for (int rank = 0; rank < nodes * ranks_per_node; ++rank) {

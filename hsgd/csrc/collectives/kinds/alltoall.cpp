@@ -2,7 +2,6 @@
 //
 // Each rank knows only its own counts. All ranks sum one number per count; the numbers cancel if
 // both sides agree, and show which counts differ if not.
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>

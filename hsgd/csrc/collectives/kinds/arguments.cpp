@@ -9,18 +9,17 @@ namespace hsgd {
 
 void check_buffers(const Buffer& in, const Buffer& out, const char* allowed) {
   if ((in.bytes > 0 && in.data == nullptr) || (out.bytes > 0 && out.data == nullptr))
-    throw Error(HSGD_ERR_ARGUMENT, -1, "a buffer is NULL");
+    throw_invalid("a buffer is NULL");
   const auto a = reinterpret_cast<uintptr_t>(in.data);
   const auto b = reinterpret_cast<uintptr_t>(out.data);
   const bool apart = a + in.bytes <= b || b + out.bytes <= a || in.bytes == 0 || out.bytes == 0;
   const bool in_place = in.place != Buffer::kNowhere && a + in.place == b + out.place;
   if (apart || in_place) return;
-  throw Error(HSGD_ERR_ARGUMENT, -1,
-              text("input and output overlap; pass %s separate ones", allowed));
+  throw_invalid("input and output overlap; pass %s separate ones", allowed);
 }
 
 Blocks checked_blocks(const Place& place, const uint64_t* counts, hsgd_dtype dtype, uint64_t unit) {
-  if (counts == nullptr) throw Error(HSGD_ERR_ARGUMENT, -1, "counts is NULL");
+  if (counts == nullptr) throw_invalid("counts is NULL");
   uint64_t count = 0;
   Blocks blocks;
   for (int rank = 0; rank < place.size; ++rank) {

@@ -142,9 +142,8 @@ void check(const Place& place, const hsgd_call& call) {
   const uint64_t bytes = checked_bytes(call.count, call.dtype);
   check_buffers({call.out, bytes}, {call.out, bytes}, "one");
   if (call.root < 0 || call.root >= place.size || call.root > kMaxRoot) {
-    throw Error(
-        HSGD_ERR_ARGUMENT, call.root,
-        text("broadcast: root %d is not a rank; ranks are 0 to %d", call.root, place.size - 1));
+    throw_error(HSGD_ERR_ARGUMENT, call.root, "broadcast: root %d is not a rank; ranks are 0 to %d",
+                call.root, place.size - 1);
   }
 }
 

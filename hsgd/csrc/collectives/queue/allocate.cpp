@@ -60,9 +60,9 @@ void Communicator::attempt_on_all(const char* what, Body&& body) {
   run(vote);
   if (failure) throw Error(*failure);
   if (failed != 0) {
-    throw Error(HSGD_ERR_MEMORY, failed - 1,
-                text("%s: rank %d could not get its shared memory; its own error says why", what,
-                     failed - 1));
+    throw_error(HSGD_ERR_MEMORY, failed - 1,
+                "%s: rank %d could not get its shared memory; its own error says why", what,
+                failed - 1);
   }
 }
 

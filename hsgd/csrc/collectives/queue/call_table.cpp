@@ -33,7 +33,7 @@ Rows in_elements(const uint64_t* rows, size_t ranks, uint64_t row_elements) {
 
 void check_rows(const hsgd_call& call) {
   check_type(call.dtype, HSGD_SUM);
-  if (call.place == nullptr) throw Error(HSGD_ERR_ARGUMENT, -1, "place is NULL");
+  if (call.place == nullptr) throw_invalid("place is NULL");
 }
 
 void check_allgather_rows(const Place&, const hsgd_call& call) {
@@ -122,15 +122,14 @@ const Composite* composite_of(hsgd_kind kind) {
 
 void check_call(const Communicator& communicator, const hsgd_call& call) {
   if (call.kind == HSGD_FUNCTION) {
-    if (call.function == nullptr) throw Error(HSGD_ERR_ARGUMENT, -1, "function is NULL");
+    if (call.function == nullptr) throw_invalid("function is NULL");
     return;
   }
   if (const CollectiveKind* kind = kind_of(call.kind)) {
     return kind->check(communicator.place(), call);
   }
   const Composite* composite = composite_of(call.kind);
-  if (composite == nullptr)
-    throw Error(HSGD_ERR_ARGUMENT, -1, text("unknown kind %d", static_cast<int>(call.kind)));
+  if (composite == nullptr) throw_invalid("unknown kind %d", static_cast<int>(call.kind));
   composite->check(communicator.place(), call);
 }
 

@@ -70,10 +70,10 @@ void run_collective(Context& context, const Operation& operation) {
 
 void Communicator::check_mine() const {
   if (is_mine()) return;
-  throw Error(HSGD_ERR_CLOSED, -1,
-              text("this communicator belongs to process %d, of which this one is a forked "
-                   "child; make one in each process",
-                   owner_.pid()));
+  throw_error(HSGD_ERR_CLOSED, -1,
+              "this communicator belongs to process %d, of which this one is a forked "
+              "child; make one in each process",
+              owner_.pid());
 }
 
 void Communicator::check_background() const {

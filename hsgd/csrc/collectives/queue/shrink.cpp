@@ -15,11 +15,11 @@ std::unique_ptr<Communicator> Communicator::shrink(double timeout_s) {
   check_mine();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!context_.one_node()) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("shrink: the ranks span %d nodes, and shrink() works within one node only; "
-                     "shrink the MPI communicator (MPIX_Comm_shrink; mpi4py: world.Shrink()) and "
-                     "make a new communicator over it",
-                     context_.place().node_count));
+    throw_invalid(
+        "shrink: the ranks span %d nodes, and shrink() works within one node only; "
+        "shrink the MPI communicator (MPIX_Comm_shrink; mpi4py: world.Shrink()) and "
+        "make a new communicator over it",
+        context_.place().node_count);
   }
   if (!broken_) {
     const int rank = context_.place().name();

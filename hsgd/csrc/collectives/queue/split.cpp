@@ -71,8 +71,7 @@ std::unique_ptr<Communicator> split(Communicator& whole, int color, int key,
                                     const int32_t* rank_names) {
   const hsgd_topology topology = whole.topology();
   if (topology.node_count > 1) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "split: this communicator spans several nodes; split its MPI communicator");
+    throw_invalid("split: this communicator spans several nodes; split its MPI communicator");
   }
   const std::vector<Choice> choices = gather(whole, Choice{color, key}, "split");
   const bool takes_part = color >= 0;
@@ -98,8 +97,8 @@ std::unique_ptr<Communicator> split(Communicator& whole, int color, int key,
     const Readiness& row = ready[static_cast<size_t>(member)];
     if (row.code == HSGD_OK) continue;
     const int name = whole.place().names.of(member);
-    throw Error(static_cast<hsgd_status>(row.code), name,
-                text("split: rank %d cannot take part: %s", name, row.words));
+    throw_error(static_cast<hsgd_status>(row.code), name, "split: rank %d cannot take part: %s",
+                name, row.words);
   }
   MembersWatch watch(whole, members);
   hsgd_options options = whole.options();

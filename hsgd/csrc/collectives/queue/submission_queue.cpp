@@ -90,10 +90,10 @@ void Submissions::start_thread() {
   try {
     thread_ = std::thread([self = weak_from_this().lock(), this] { work(); });
   } catch (const std::system_error& error) {
-    throw Error(HSGD_ERR_SYSTEM, -1,
-                text("the thread for asynchronous collectives cannot be started: %s; raise the "
-                     "limit of processes (ulimit -u, pids.max of the cgroup)",
-                     error.code().message().c_str()));
+    throw_error(HSGD_ERR_SYSTEM, -1,
+                "the thread for asynchronous collectives cannot be started: %s; raise the "
+                "limit of processes (ulimit -u, pids.max of the cgroup)",
+                error.code().message().c_str());
   }
   communicator_->set_background_thread(thread_.get_id());
   ::pthread_setname_np(thread_.native_handle(), "hsgd-progress");
@@ -161,7 +161,7 @@ bool Submissions::after_collective(std::function<void()> then) {
 // Throws in a signal handler that a collective of this thread calls: a wait would never end.
 void Submissions::check_no_handler() const {
   if (!is_executor() || is_in_function()) return;
-  throw Error(
+  throw_error(
       HSGD_ERR_SYSTEM, -1,
       "a signal handler waits for the collective that it interrupts; call collectives after "
       "the handler");
@@ -229,13 +229,13 @@ void Submissions::drain() {
   if (is_executor()) {
     while (!turn_->inner.empty()) execute(lock, turn_->inner);
     if (!std::exchange(interrupted_, false)) return;
-    throw Error(HSGD_ERR_INTERRUPTED, -1,
+    throw_error(HSGD_ERR_INTERRUPTED, -1,
                 "the wait for earlier asynchronous calls was interrupted");
   }
   const uint64_t last = submitted_count_;
   if (wait_until(lock, -1, nullptr, [&] { return finished_count_ >= last; }) ==
       Waited::kInterrupted)
-    throw Error(HSGD_ERR_INTERRUPTED, -1,
+    throw_error(HSGD_ERR_INTERRUPTED, -1,
                 "the wait for earlier asynchronous calls was interrupted");
 }
 

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/base/error.hpp"
-
 namespace hsgd {
 namespace {
 

@@ -22,21 +22,17 @@ bool valid(hsgd_op op) { return op >= 0 && op < HSGD_OP_COUNT; }
 }  // namespace
 
 void check_type(hsgd_dtype dtype, hsgd_op op) {
-  if (!valid(dtype))
-    throw Error(HSGD_ERR_ARGUMENT, -1, text("unknown dtype code %d", static_cast<int>(dtype)));
-  if (!valid(op))
-    throw Error(HSGD_ERR_ARGUMENT, -1, text("unknown op code %d", static_cast<int>(op)));
+  if (!valid(dtype)) throw_invalid("unknown dtype code %d", static_cast<int>(dtype));
+  if (!valid(op)) throw_invalid("unknown op code %d", static_cast<int>(op));
   if (op == HSGD_MEAN && !kDtypes[dtype].floating) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("mean of %s is not supported; use sum and divide, or a floating-point dtype",
-                     kDtypes[dtype].name));
+    throw_invalid("mean of %s is not supported; use sum and divide, or a floating-point dtype",
+                  kDtypes[dtype].name);
   }
 }
 
 uint64_t checked_bytes(uint64_t count, hsgd_dtype dtype) {
   if (count > UINT64_MAX / 16) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("%llu elements are too many", static_cast<unsigned long long>(count)));
+    throw_invalid("%llu elements are too many", static_cast<unsigned long long>(count));
   }
   return count * kDtypes[dtype].bytes;
 }

@@ -40,13 +40,39 @@ class HSGD_API MismatchError final : public Error {
   hsgd_side sides_[2];
 };
 
-__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+inline std::string text_of(const char* format, va_list arguments) {
   char buffer[1024];
+  std::vsnprintf(buffer, sizeof buffer, format, arguments);
+  return buffer;
+}
+
+__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  std::vsnprintf(buffer, sizeof buffer, format, arguments);
+  const std::string made = text_of(format, arguments);
   va_end(arguments);
-  return buffer;
+  return made;
+}
+
+[[noreturn]] __attribute__((format(printf, 3, 4))) inline void throw_error(hsgd_status code,
+                                                                           int rank,
+                                                                           const char* format,
+                                                                           ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const Error error(code, rank, text_of(format, arguments));
+  va_end(arguments);
+  throw error;
+}
+
+// Throws HSGD_ERR_ARGUMENT, about no rank.
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void throw_invalid(const char* format,
+                                                                             ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const Error error(HSGD_ERR_ARGUMENT, -1, text_of(format, arguments));
+  va_end(arguments);
+  throw error;
 }
 
 // Returns text that another process wrote, which may hold any bytes: at most `most` bytes, on one
@@ -86,7 +112,7 @@ auto or_give_up(int rank, Step&& step, GiveUp&& give_up) {
 
 [[noreturn]] inline void fail_system(const char* what) {
   const int code = errno;
-  throw Error(HSGD_ERR_SYSTEM, -1, text("%s failed: %s", what, std::strerror(code)));
+  throw_error(HSGD_ERR_SYSTEM, -1, "%s failed: %s", what, std::strerror(code));
 }
 
 }  // namespace hsgd

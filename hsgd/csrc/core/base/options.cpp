@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
-#include <string>
 
 #include "core/base/error.hpp"
 #include "core/base/status.hpp"
@@ -14,7 +13,7 @@ namespace hsgd {
 namespace {
 
 [[noreturn]] void refuse(const char* variable, const char* value, const char* expected) {
-  throw Error(HSGD_ERR_ARGUMENT, -1, text("%s=%s: expected %s", variable, value, expected));
+  throw_invalid("%s=%s: expected %s", variable, value, expected);
 }
 
 // Sets `field` from the variable if it is set and not empty.

@@ -12,7 +12,6 @@
 
 #include "core/base/error.hpp"
 #include "core/base/float_mode.hpp"
-#include "core/base/status.hpp"
 #include "core/kernels/lars_kernels.hpp"
 
 namespace hsgd {
@@ -258,9 +257,7 @@ class Work {
 }  // namespace
 
 void lars_step(LarsTensor* tensors, uint64_t count, const LarsRule& rule, int threads) {
-  if (threads < 1) {
-    throw Error(HSGD_ERR_ARGUMENT, -1, text("LARS: threads is %d; give 1 or more", threads));
-  }
+  if (threads < 1) throw_invalid("LARS: threads is %d; give 1 or more", threads);
   const PlainFloats mode;
   Work work(tensors, count, rule);
   uint64_t elements = 0;

@@ -20,7 +20,7 @@ void ElementUpdate::forget() {
 
 void ElementUpdate::set_rules(uint64_t version, Rules rules) {
   if (std::any_of(rules.begin(), rules.end(), [](const auto& rule) { return rule.adapt; })) {
-    throw Error(HSGD_ERR_ARGUMENT, -1, "Tree: a rule with a trust ratio needs whole layers");
+    throw_invalid("Tree: a rule with a trust ratio needs whole layers");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   rules_[version] = std::move(rules);

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -134,11 +133,10 @@ Segment::Segment(Fd fd, size_t bytes, bool populated) : fd_(std::move(fd)), byte
 void check_memory(size_t bytes, size_t count, const char* remedy, std::optional<size_t> before) {
   const size_t available = before ? *before : available_memory_bytes();
   if (bytes <= available / count) return;
-  throw Error(
-      HSGD_ERR_MEMORY, -1,
-      text("shared memory: %zu x %zu bytes are needed and %zu are left within the limits of "
-           "this machine or cgroup; %s, or raise the memory limit",
-           count, bytes, available, remedy));
+  throw_error(HSGD_ERR_MEMORY, -1,
+              "shared memory: %zu x %zu bytes are needed and %zu are left within the limits of "
+              "this machine or cgroup; %s, or raise the memory limit",
+              count, bytes, available, remedy);
 }
 
 Fd new_memory_file(size_t bytes) {
@@ -155,9 +153,8 @@ void allocate_pages(int fd, size_t begin, size_t bytes) {
     status = ::posix_fallocate(fd, static_cast<off_t>(begin), static_cast<off_t>(bytes));
   } while (status == EINTR);
   if (status != 0) {
-    throw Error(
-        HSGD_ERR_MEMORY, -1,
-        text("shared memory: allocating %zu bytes failed: %s", bytes, std::strerror(status)));
+    throw_error(HSGD_ERR_MEMORY, -1, "shared memory: allocating %zu bytes failed: %s", bytes,
+                std::strerror(status));
   }
 }
 
@@ -174,11 +171,11 @@ void check_size(const Fd& fd, size_t bytes) {
   struct stat status{};
   if (::fstat(fd.get(), &status) != 0) fail_system("fstat of a peer's shared memory");
   if (static_cast<size_t>(status.st_size) < bytes) {
-    throw Error(
+    throw_error(
         HSGD_ERR_SYSTEM, -1,
-        text("shared memory: a peer's segment has %zu bytes, %zu expected; ranks must use the same "
-             "hsgd and the same HSGD_* settings",
-             static_cast<size_t>(status.st_size), bytes));
+        "shared memory: a peer's segment has %zu bytes, %zu expected; ranks must use the same "
+        "hsgd and the same HSGD_* settings",
+        static_cast<size_t>(status.st_size), bytes);
   }
 }
 

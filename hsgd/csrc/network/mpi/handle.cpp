@@ -44,7 +44,7 @@ void check_mpi(int status, const char* what) {
     code = HSGD_ERR_PEER_LOST;
   }
 #endif
-  throw Error(code, -1, text("%s failed: %s", what, words));
+  throw_error(code, -1, "%s failed: %s", what, words);
 }
 
 }  // namespace hsgd

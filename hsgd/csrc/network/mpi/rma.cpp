@@ -23,7 +23,7 @@ void check_memory_model(MPI_Win window) {
   int found = 0;
   check_mpi(PMPI_Win_get_attr(window, MPI_WIN_MODEL, &model, &found), "MPI_Win_get_attr");
   if (found != 0 && *model == MPI_WIN_UNIFIED) return;
-  throw Error(HSGD_ERR_SYSTEM, -1,
+  throw_error(HSGD_ERR_SYSTEM, -1,
               "this MPI keeps separate public and private copies of windows (MPI_WIN_SEPARATE), "
               "which notifications cannot use; use one with the unified memory model");
 }

@@ -63,12 +63,6 @@ BlockTable::BlockTable(const uint64_t* counts, const NodeMap& map, size_t elemen
       blocks_(blocks_of(counts, map)),
       offsets_(static_cast<size_t>(map.size()) + 1) {}
 
-uint64_t BlockTable::largest() const {
-  uint64_t most = 0;
-  for (const Block& block : blocks_) most = std::max(most, block.count);
-  return most;
-}
-
 void BlockTable::cut(uint64_t steps) {
   steps_ = steps;
   for (Block& block : blocks_) block.cut(steps, line_);

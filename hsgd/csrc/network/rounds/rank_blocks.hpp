@@ -67,7 +67,6 @@ class BlockTable {
  public:
   BlockTable(const uint64_t* counts, const NodeMap& map, size_t element_bytes);
   uint64_t line() const { return line_; }  // elements that fill a cache line
-  uint64_t largest() const;
 
   void cut(uint64_t steps);
   uint64_t steps() const { return steps_; }

@@ -80,10 +80,9 @@ void for_each(const Interfaces& interfaces, Take&& take) {
   });
   std::string there;
   for (const std::string& one : names) there += (there.empty() ? "" : ", ") + one;
-  throw Error(
-      HSGD_ERR_ARGUMENT, -1,
-      text("HSGD_INTERFACES: no interface \"%s\" is up with an address on this host; it has: %s",
-           name.c_str(), there.c_str()));
+  throw_invalid(
+      "HSGD_INTERFACES: no interface \"%s\" is up with an address on this host; it has: %s",
+      name.c_str(), there.c_str());
 }
 
 bool shares_network(const IpAddress& own, const IpAddress& other) {

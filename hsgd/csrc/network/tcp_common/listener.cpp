@@ -44,8 +44,7 @@ Ports read_ports(const std::string& range) {
   int end = 0;
   if (std::sscanf(range.c_str(), "%5u-%5u%n", &first, &last, &end) != 2 ||
       range.size() != static_cast<size_t>(end) || first == 0 || first > last || last > UINT16_MAX) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("ports %s: give the first and the last, as 21000-21999", range.c_str()));
+    throw_invalid("ports %s: give the first and the last, as 21000-21999", range.c_str());
   }
   return {first, last - first + 1};
 }
@@ -66,10 +65,10 @@ SocketListener::SocketListener(const std::string& where) {
     if (bind_all(static_cast<uint16_t>(ports.first + (start + i) % ports.count))) return;
   }
   if (range.empty()) fail_system("bind");
-  throw Error(HSGD_ERR_SYSTEM, -1,
-              text("no port of %s is free; each rank that other nodes reach needs one, set "
-                   "HSGD_PORTS to a wider range",
-                   range.c_str()));
+  throw_error(HSGD_ERR_SYSTEM, -1,
+              "no port of %s is free; each rank that other nodes reach needs one, set "
+              "HSGD_PORTS to a wider range",
+              range.c_str());
 }
 
 // Returns false, with errno, if the port is in use at one of the addresses.

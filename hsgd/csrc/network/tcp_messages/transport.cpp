@@ -1,7 +1,6 @@
 // Manages tickets and ready connections, and handles ended connections.
 #include "network/tcp_messages/transport.hpp"
 
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 

@@ -30,10 +30,10 @@ void check_descriptors(size_t wanted) {
   while (free.held.size() < wanted) {
     const int fd = ::eventfd(0, EFD_CLOEXEC);
     if (fd < 0) {
-      throw Error(HSGD_ERR_SYSTEM, -1,
-                  text("set-up: %zu file descriptors are needed and %zu are left; free unused "
-                       "communicators, or raise the limit (ulimit -n)",
-                       wanted, free.held.size()));
+      throw_error(HSGD_ERR_SYSTEM, -1,
+                  "set-up: %zu file descriptors are needed and %zu are left; free unused "
+                  "communicators, or raise the limit (ulimit -n)",
+                  wanted, free.held.size());
     }
     free.held.push_back(fd);
   }

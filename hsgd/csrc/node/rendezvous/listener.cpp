@@ -53,9 +53,8 @@ bool give_name(const std::string& hidden, const std::string& name) {
 }
 
 [[noreturn]] void fail_in_use(const std::string& name) {
-  throw Error(
-      HSGD_ERR_ARGUMENT, 0,
-      text("set-up at %s: another job is using this path; give each job its own", name.c_str()));
+  throw_error(HSGD_ERR_ARGUMENT, 0,
+              "set-up at %s: another job is using this path; give each job its own", name.c_str());
 }
 
 // Throws if a process listens at `path`; the text names `name`.
@@ -63,10 +62,10 @@ void check_unused(const std::string& path, const std::string& name) {
   const Listening found = who_listens(path);
   if (found.who == Listening::Who::kNobody) return;
   if (found.who != Listening::Who::kStranger) fail_in_use(name);
-  throw Error(HSGD_ERR_ARGUMENT, 0,
-              text("set-up at %s: a process of another user (uid %u, pid %d) listens there; give "
-                   "the job a name that cannot be guessed",
-                   name.c_str(), found.peer.user, found.peer.pid));
+  throw_error(HSGD_ERR_ARGUMENT, 0,
+              "set-up at %s: a process of another user (uid %u, pid %d) listens there; give "
+              "the job a name that cannot be guessed",
+              name.c_str(), found.peer.user, found.peer.pid);
 }
 
 // A lock held while a stale socket is removed, so that no process removes what another job has just
@@ -95,9 +94,8 @@ void clear_stale(const std::string& path) {
   struct stat found{};
   if (::lstat(path.c_str(), &found) != 0) return;  // already gone
   if (!S_ISSOCK(found.st_mode)) {
-    throw Error(
-        HSGD_ERR_ARGUMENT, 0,
-        text("set-up at %s: the file there is not a socket; give another path", path.c_str()));
+    throw_error(HSGD_ERR_ARGUMENT, 0,
+                "set-up at %s: the file there is not a socket; give another path", path.c_str());
   }
   check_unused(path, path);
   const std::string aside = name_beside(path);

@@ -36,10 +36,10 @@ class Guest {
     Fd shared;
     const MeetingHead invitation = await(Say::kInvitation, &members, &shared);
     if (!is_proof(invitation, point_.proof_of_host())) {
-      throw Error(HSGD_ERR_ARGUMENT, host_,
-                  text("set-up at %s: the process that listens there (pid %d) is not rank %d: it "
-                       "does not know the secret in the path; give each job its own path",
-                       point_.name.c_str(), peer_of(socket_).pid, host_));
+      throw_error(HSGD_ERR_ARGUMENT, host_,
+                  "set-up at %s: the process that listens there (pid %d) is not rank %d: it "
+                  "does not know the secret in the path; give each job its own path",
+                  point_.name.c_str(), peer_of(socket_).pid, host_);
     }
     // Otherwise the meeting fails, and rank 0 reports why.
     const bool fits = invitation.size == size_ && invitation.settings == self.settings;
@@ -72,11 +72,11 @@ class Guest {
     const Peer host = peer_of(socket_);
     if (host.is_trusted()) return;
     look_for_the_cause(deadline_);
-    throw Error(HSGD_ERR_ARGUMENT, host_,
-                text("set-up at %s: a process of another user (uid %u, pid %d) listens there "
-                     "instead of rank %d; nothing was sent to it; give the job a path that other "
-                     "users cannot guess or take",
-                     point_.name.c_str(), host.user, host.pid, host_));
+    throw_error(HSGD_ERR_ARGUMENT, host_,
+                "set-up at %s: a process of another user (uid %u, pid %d) listens there "
+                "instead of rank %d; nothing was sent to it; give the job a path that other "
+                "users cannot guess or take",
+                point_.name.c_str(), host.user, host.pid, host_);
   }
 
   [[noreturn]] void fail_alone(int error) const {
@@ -84,9 +84,8 @@ class Guest {
         error == EAGAIN
             ? "a process listens there but accepts no connections; it is stopped, or busy elsewhere"
             : "start all ranks with the same path";
-    throw Error(HSGD_ERR_TIMEOUT, host_,
-                text("set-up at %s: rank %d did not join within %g s; %s", point_.name.c_str(),
-                     host_, deadline_.timeout_s(), why));
+    throw_error(HSGD_ERR_TIMEOUT, host_, "set-up at %s: rank %d did not join within %g s; %s",
+                point_.name.c_str(), host_, deadline_.timeout_s(), why);
   }
 
   void introduce(Member self) {
@@ -107,19 +106,18 @@ class Guest {
     MeetingHead head;
     if (!receive_words(socket_.get(), &head, members, file)) {
       look_for_the_cause(deadline_);
-      throw Error(
-          HSGD_ERR_PEER_LOST, host_,
-          text("set-up at %s: rank %d left before the set-up was complete; look at its output",
-               point_.name.c_str(), host_));
+      throw_error(HSGD_ERR_PEER_LOST, host_,
+                  "set-up at %s: rank %d left before the set-up was complete; look at its output",
+                  point_.name.c_str(), host_);
     }
     if (head.failed != HSGD_OK) {
       throw Error(static_cast<hsgd_status>(head.failed), head.rank, head.message);
     }
     if (head.say != wanted) {
-      throw Error(HSGD_ERR_ARGUMENT, host_,
-                  text("set-up at %s: rank %d (pid %d) sent an unexpected message; use the same "
-                       "version of hsgd on every rank",
-                       point_.name.c_str(), host_, peer_of(socket_).pid));
+      throw_error(HSGD_ERR_ARGUMENT, host_,
+                  "set-up at %s: rank %d (pid %d) sent an unexpected message; use the same "
+                  "version of hsgd on every rank",
+                  point_.name.c_str(), host_, peer_of(socket_).pid);
     }
     return head;
   }
@@ -136,10 +134,10 @@ class Guest {
       send_words(socket_.get(), failure_words(HSGD_ERR_TIMEOUT, rank_, ""));
     }
     if (wait_readable_until(watched, answer_by_)) return;
-    throw Error(HSGD_ERR_TIMEOUT, host_,
-                text("set-up at %s: rank %d did not answer within %g s; it is stopped, or busy "
-                     "elsewhere",
-                     point_.name.c_str(), host_, deadline_.timeout_s()));
+    throw_error(HSGD_ERR_TIMEOUT, host_,
+                "set-up at %s: rank %d did not answer within %g s; it is stopped, or busy "
+                "elsewhere",
+                point_.name.c_str(), host_, deadline_.timeout_s());
   }
 
   const MeetingPoint point_;

@@ -266,11 +266,11 @@ class Host {
     }
     if (!deadline_.passed()) return;
     if (ranks.empty()) fail_full(point_.name, refused, deadline_);
-    throw Error(HSGD_ERR_TIMEOUT, name_of(ranks[0]),
-                text("set-up at %s: rank %d (pid %d) did not read what it was sent within %g s; it "
-                     "is stopped, or busy elsewhere",
-                     point_.name.c_str(), name_of(ranks[0]),
-                     members_[static_cast<size_t>(ranks[0])].pid, deadline_.timeout_s()));
+    throw_error(HSGD_ERR_TIMEOUT, name_of(ranks[0]),
+                "set-up at %s: rank %d (pid %d) did not read what it was sent within %g s; it "
+                "is stopped, or busy elsewhere",
+                point_.name.c_str(), name_of(ranks[0]), members_[static_cast<size_t>(ranks[0])].pid,
+                deadline_.timeout_s());
   }
 
   void hear_confirmation(Guest* other) {
@@ -297,10 +297,10 @@ class Host {
     if (receive_words(guest(rank).socket.get(), &complaint, &none)) fail_missing();
     look_for_the_cause(deadline_);
     const Member& lost = members_[static_cast<size_t>(rank)];
-    throw Error(HSGD_ERR_PEER_LOST, lost.name,
-                text("set-up at %s: rank %d (pid %d) left before the set-up was complete; look at "
-                     "its output",
-                     point_.name.c_str(), lost.name, lost.pid));
+    throw_error(HSGD_ERR_PEER_LOST, lost.name,
+                "set-up at %s: rank %d (pid %d) left before the set-up was complete; look at "
+                "its output",
+                point_.name.c_str(), lost.name, lost.pid);
   }
 
   [[noreturn]] void fail_missing() {
@@ -312,10 +312,10 @@ class Host {
       if (first < 0) first = name_of(rank);
       missing += (missing.empty() ? "" : ", ") + std::to_string(name_of(rank));
     }
-    throw Error(HSGD_ERR_TIMEOUT, first,
-                text("set-up at %s: of %d ranks, rank(s) %s did not join within %g s; check that "
-                     "they were started and make this communicator",
-                     point_.name.c_str(), size_, missing.c_str(), deadline_.timeout_s()));
+    throw_error(HSGD_ERR_TIMEOUT, first,
+                "set-up at %s: of %d ranks, rank(s) %s did not join within %g s; check that "
+                "they were started and make this communicator",
+                point_.name.c_str(), size_, missing.c_str(), deadline_.timeout_s());
   }
 
   Guest& guest(int rank) { return guests_[static_cast<size_t>(rank)]; }

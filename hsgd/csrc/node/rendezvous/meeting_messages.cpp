@@ -1,7 +1,6 @@
 // Packs ranks into messages and unpacks them.
 #include "node/rendezvous/meeting_messages.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -21,7 +20,7 @@ void take_members(const MeetingMessage& message, std::vector<Fd> descriptors,
   const auto take = [&](bool sent) {
     if (!sent) return Fd();
     if (next == descriptors.end()) {
-      throw Error(HSGD_ERR_SYSTEM, -1,
+      throw_error(HSGD_ERR_SYSTEM, -1,
                   "set-up: a message arrived without its file descriptors; a security module of "
                   "the system may forbid passing them");
     }
@@ -120,8 +119,7 @@ bool receive_words(int socket, MeetingHead* head, std::vector<Member>* members, 
   if (received < static_cast<ssize_t>(bytes_of(0)) || message.head.magic != kMagic ||
       message.head.version != kVersion || count < 0 || count > kRosterEntries ||
       received != static_cast<ssize_t>(bytes_of(count))) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "set-up: a rank runs another version of hsgd; install the same one everywhere");
+    throw_invalid("set-up: a rank runs another version of hsgd; install the same one everywhere");
   }
   take_members(message, std::move(descriptors), members, file);
   *head = message.head;

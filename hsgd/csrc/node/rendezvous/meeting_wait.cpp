@@ -6,7 +6,7 @@
 namespace hsgd {
 
 void look_around(const Deadline& deadline) {
-  if (deadline.interrupted()) throw Error(HSGD_ERR_INTERRUPTED, -1, "set-up: interrupted");
+  if (deadline.interrupted()) throw_error(HSGD_ERR_INTERRUPTED, -1, "set-up: interrupted");
   deadline.check_watch();
 }
 
@@ -34,14 +34,12 @@ bool wait_readable_until(std::vector<pollfd>& sockets, const Deadline& deadline)
 }
 
 void fail_full(const std::string& name, int error, const Deadline& deadline) {
-  throw Error(
-      HSGD_ERR_TIMEOUT, -1,
-      text("set-up at %s: for %g s %s", name.c_str(), deadline.timeout_s(),
-           error == ETOOMANYREFS
-               ? "this user's processes had more file descriptors in transit to one another "
-                 "than ulimit -n allows; start fewer jobs at a time, or raise ulimit -n"
-               : "another rank did not read what it was sent; it is stopped, or busy "
-                 "elsewhere"));
+  throw_error(HSGD_ERR_TIMEOUT, -1, "set-up at %s: for %g s %s", name.c_str(), deadline.timeout_s(),
+              error == ETOOMANYREFS
+                  ? "this user's processes had more file descriptors in transit to one another "
+                    "than ulimit -n allows; start fewer jobs at a time, or raise ulimit -n"
+                  : "another rank did not read what it was sent; it is stopped, or busy "
+                    "elsewhere");
 }
 
 }  // namespace hsgd

@@ -5,7 +5,6 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -18,9 +17,8 @@ Address address_of(const std::string& path) {
   Address address;
   address.name.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.name.sun_path) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("set-up: path \"%s\" has %zu characters; give one with 1 to %zu", path.c_str(),
-                     path.size(), sizeof address.name.sun_path - 1));
+    throw_invalid("set-up: path \"%s\" has %zu characters; give one with 1 to %zu", path.c_str(),
+                  path.size(), sizeof address.name.sun_path - 1);
   }
   std::memcpy(address.name.sun_path, path.data(), path.size());
   size_t length = path.size() + 1;
@@ -125,7 +123,7 @@ ssize_t receive_message(int socket, void* data, size_t bytes, std::vector<Fd>* r
   }
   // The descriptors that did fit are owned by now.
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    throw Error(HSGD_ERR_SYSTEM, -1,
+    throw_error(HSGD_ERR_SYSTEM, -1,
                 "set-up: this process has no room for more descriptors; raise ulimit -n");
   }
   return done;

@@ -58,10 +58,10 @@ void check_left_out(const LocalGroup& local) {
     names += (names.empty() ? "" : ", ") + std::to_string(local.name(member));
   }
   const int me = local.name(local.rank());
-  throw Error(HSGD_ERR_CLOSED, me,
-              text("rank %d (this process) was left out: it did not call shrink() in time, and "
-                   "rank(s) %s continued without it; end it, or restart it as a new rank",
-                   me, names.c_str()));
+  throw_error(HSGD_ERR_CLOSED, me,
+              "rank %d (this process) was left out: it did not call shrink() in time, and "
+              "rank(s) %s continued without it; end it, or restart it as a new rank",
+              me, names.c_str());
 }
 
 Regroup::Regroup(LocalGroup& local, double timeout_s, Deadline::Interrupted interrupted,
@@ -73,9 +73,8 @@ Regroup::Regroup(LocalGroup& local, double timeout_s, Deadline::Interrupted inte
       deadline_(timeout_s),
       left_(static_cast<size_t>(local.size())) {
   if (local.size() > Survival::kMostRanks) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("shrink: %d ranks share this node; shrink() supports at most %d", local.size(),
-                     Survival::kMostRanks));
+    throw_invalid("shrink: %d ranks share this node; shrink() supports at most %d", local.size(),
+                  Survival::kMostRanks);
   }
 }
 
@@ -100,7 +99,7 @@ void Regroup::go_on(const Make& make) {
     std::vector<int> members;
     if (!read_members(local_, round_, &members, &meeting_)) continue;
     if (phase_of(round_) == Phase::kSettled) {
-      throw Error(HSGD_ERR_CLOSED, -1,
+      throw_error(HSGD_ERR_CLOSED, -1,
                   "shrink: this communicator was shrunk before; use the communicator that shrink() "
                   "returned then");
     }
@@ -184,8 +183,8 @@ void Regroup::stay_outside() {
   deadline_ = Deadline(timeout_s_);
   wait_until([&] {
     if (!deadline_.passed()) return false;
-    throw Error(HSGD_ERR_TIMEOUT, -1,
-                text("shrink: the other ranks did not form a group within %g s", timeout_s_));
+    throw_error(HSGD_ERR_TIMEOUT, -1, "shrink: the other ranks did not form a group within %g s",
+                timeout_s_);
   });
 }
 
@@ -213,14 +212,14 @@ void Regroup::wait_until(Reached&& reached) {
 
 void Regroup::check() {
   if (interrupted_ != nullptr && interrupted_() != 0) {
-    throw Error(HSGD_ERR_INTERRUPTED, -1, "shrink: interrupted");
+    throw_error(HSGD_ERR_INTERRUPTED, -1, "shrink: interrupted");
   }
   look_who_left();
   if (!members_.empty()) check_members();
 }
 
 void Regroup::check_members() const {
-  if (is_over()) throw Error(HSGD_ERR_PEER_LOST, -1, "shrink: another rank gave up this attempt");
+  if (is_over()) throw_error(HSGD_ERR_PEER_LOST, -1, "shrink: another rank gave up this attempt");
   for (const int member : members_) {
     const bool left = left_[static_cast<size_t>(member)];
     if (!left && local_.survival(member).came.load() == number_of(round_) + 1) continue;
@@ -230,9 +229,8 @@ void Regroup::check_members() const {
   if (!deadline_.passed()) return;
   for (const int member : members_) {
     if (local_.survival(member).joined.load() == number_of(round_) + 1) continue;
-    throw Error(
-        HSGD_ERR_TIMEOUT, local_.name(member),
-        text("shrink: %s did not join within %g s", local_.person(member).c_str(), timeout_s_));
+    throw_error(HSGD_ERR_TIMEOUT, local_.name(member), "shrink: %s did not join within %g s",
+                local_.person(member).c_str(), timeout_s_);
   }
 }
 

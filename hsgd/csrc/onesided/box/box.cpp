@@ -23,17 +23,14 @@ void check(const BoxPlan& plan) {
   constexpr uint64_t kMostOfChunk = uint64_t{1} << 26;
   constexpr uint32_t kMostCounters = 1 << 20;
   if (plan.count > kMostValues) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("ParameterBox: %llu values are too many", number(plan.count)));
+    throw_invalid("ParameterBox: %llu values are too many", number(plan.count));
   }
   if (plan.chunk_count < 1 || plan.chunk_count > kMostOfChunk) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("ParameterBox: chunks of %llu values; give 1 to %llu",
-                     number(plan.chunk_count), number(kMostOfChunk)));
+    throw_invalid("ParameterBox: chunks of %llu values; give 1 to %llu", number(plan.chunk_count),
+                  number(kMostOfChunk));
   }
   if (plan.counters > kMostCounters) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("ParameterBox: %u counters; give up to %u", plan.counters, kMostCounters));
+    throw_invalid("ParameterBox: %u counters; give up to %u", plan.counters, kMostCounters);
   }
 }
 
@@ -41,8 +38,7 @@ void check(const BoxPlan& plan) {
 
 Deadline Box::patience(double timeout_s, Deadline::Interrupted interrupted) {
   if (!(timeout_s >= 0 && timeout_s <= 1e9)) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("ParameterBox: timeout_s is %g; give seconds from 0 to 1e9", timeout_s));
+    throw_invalid("ParameterBox: timeout_s is %g; give seconds from 0 to 1e9", timeout_s);
   }
   return Deadline(timeout_s, interrupted);
 }
@@ -82,9 +78,9 @@ std::unique_ptr<Box> Box::attach(const std::string& key, const Deadline& deadlin
   const BoxPlan plan{header.count, header.chunk_count, header.counters};
   if (header.magic != kBoxMagic || header.version != kBoxVersion ||
       header.lock_struct_bytes != sizeof(BoxLock) || plan.segment_bytes() != given.bytes) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "ParameterBox: the box was made by another version of hsgd or of the C library; "
-                "install the same one");
+    throw_invalid(
+        "ParameterBox: the box was made by another version of hsgd or of the C library; "
+        "install the same one");
   }
   return std::unique_ptr<Box>(new Box(std::move(segment), std::move(given.door), plan));
 }
@@ -111,7 +107,7 @@ uint64_t Box::recoveries() const { return header().recoveries.load(std::memory_o
 
 void Box::check_mine() const {
   if (is_mine()) return;
-  throw Error(HSGD_ERR_CLOSED, -1,
+  throw_error(HSGD_ERR_CLOSED, -1,
               "this ParameterBox belongs to the process that opened it; a forked child attaches by "
               "the key");
 }
@@ -119,9 +115,8 @@ void Box::check_mine() const {
 void Box::check_range(const char* what, uint64_t offset, uint64_t count) const {
   check_mine();
   if (offset <= plan_.count && count <= plan_.count - offset) return;
-  throw Error(HSGD_ERR_ARGUMENT, -1,
-              text("%s: %llu values from place %llu do not fit in the box \"%s\", which has %llu",
-                   what, number(count), number(offset), header().key, number(plan_.count)));
+  throw_invalid("%s: %llu values from place %llu do not fit in the box \"%s\", which has %llu",
+                what, number(count), number(offset), header().key, number(plan_.count));
 }
 
 // Calls work(part, journal) for all chunks of the range, holding each: first the free ones,
@@ -226,8 +221,7 @@ uint64_t Box::accumulate(const void* delta, hsgd_dtype dtype, uint64_t offset, u
                          float* sums, bool finishes, const Deadline& deadline) {
   check_range("accumulate", offset, count);
   if (dtype != HSGD_FLOAT32 && dtype != HSGD_BFLOAT16) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("accumulate: dtype %s; give float32 or bfloat16", hsgd_dtype_name(dtype)));
+    throw_invalid("accumulate: dtype %s; give float32 or bfloat16", hsgd_dtype_name(dtype));
   }
   const bool narrow = dtype == HSGD_BFLOAT16;
   std::vector<float> wide(narrow ? std::min(count, plan_.chunk_count) : 0);
@@ -279,8 +273,7 @@ double Box::elastic(const std::vector<Tensor>& weights, float rate, void* delta,
   }
   check_range("elastic", 0, count);
   if (delta != nullptr && dtype != HSGD_FLOAT32 && dtype != HSGD_BFLOAT16) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("elastic: dtype %s; give float32 or bfloat16", hsgd_dtype_name(dtype)));
+    throw_invalid("elastic: dtype %s; give float32 or bfloat16", hsgd_dtype_name(dtype));
   }
   double squares = 0;
   ElasticArgs args{};
@@ -311,9 +304,8 @@ double Box::elastic(const std::vector<Tensor>& weights, float rate, void* delta,
 int64_t Box::fetch_add(uint32_t counter, int64_t value) {
   check_mine();
   if (counter >= plan_.counters) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("fetch_add: counter %u: the box \"%s\" has %u, numbered from 0", counter,
-                     header().key, plan_.counters));
+    throw_invalid("fetch_add: counter %u: the box \"%s\" has %u, numbered from 0", counter,
+                  header().key, plan_.counters);
   }
   auto& cell = *reinterpret_cast<BoxCounter*>(segment_.data() + plan_.counter_offset(counter));
   // Acquire and release, so that a counter can publish values that were written before.

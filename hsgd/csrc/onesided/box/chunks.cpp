@@ -28,8 +28,8 @@ void init_lock(pthread_mutex_t* lock) {
   const int status = ::pthread_mutex_init(lock, &kind);
   ::pthread_mutexattr_destroy(&kind);
   if (status != 0) {
-    throw Error(HSGD_ERR_SYSTEM, -1,
-                text("ParameterBox: creating a lock failed: %s", std::strerror(status)));
+    throw_error(HSGD_ERR_SYSTEM, -1, "ParameterBox: creating a lock failed: %s",
+                std::strerror(status));
   }
 }
 
@@ -140,17 +140,14 @@ void BoxChunks::check_lock(uint64_t lock, const Deadline& deadline) const {
 // Checks the deadline between two slices of a wait.
 void BoxChunks::check(const Deadline& deadline, const std::atomic<int32_t>& holder,
                       const std::string& what) const {
-  if (deadline.interrupted()) {
-    throw Error(HSGD_ERR_INTERRUPTED, -1, "ParameterBox: interrupted");
-  }
+  if (deadline.interrupted()) throw_error(HSGD_ERR_INTERRUPTED, -1, "ParameterBox: interrupted");
   if (!deadline.passed()) return;
   const int32_t who = holder.load(std::memory_order_relaxed);
-  throw Error(
-      HSGD_ERR_TIMEOUT, -1,
-      text("ParameterBox: pid %d waits for %s of the box \"%s\", which %spid %d has held for "
-           "%g s; it is stopped or gets no CPU time; resume or kill it",
-           pid_, what.c_str(), header().key, who == pid_ ? "another thread of " : "", who,
-           deadline.timeout_s()));
+  throw_error(HSGD_ERR_TIMEOUT, -1,
+              "ParameterBox: pid %d waits for %s of the box \"%s\", which %spid %d has held for "
+              "%g s; it is stopped or gets no CPU time; resume or kill it",
+              pid_, what.c_str(), header().key, who == pid_ ? "another thread of " : "", who,
+              deadline.timeout_s());
 }
 
 // --- journals ---

@@ -32,9 +32,8 @@ constexpr size_t kHandedOver = 2;  // descriptors
 std::string name_of(const std::string& key) {
   constexpr size_t kMostKey = 64;
   if (key.empty() || key.size() > kMostKey || key.find('\0') != std::string::npos) {
-    throw Error(
-        HSGD_ERR_ARGUMENT, -1,
-        text("ParameterBox: a key has 1 to %zu characters, this one %zu", kMostKey, key.size()));
+    throw_invalid("ParameterBox: a key has 1 to %zu characters, this one %zu", kMostKey,
+                  key.size());
   }
   return text("@hsgd-box-%u-%s", ::geteuid(), key.c_str());
 }
@@ -49,9 +48,9 @@ bool receive_box(const Fd& socket, const Deadline& deadline, BoxHandover* box) {
   if (received <= 0) return false;
   if (received != sizeof message || message.magic != kBoxMagic || message.version != kBoxVersion ||
       taken.size() != kHandedOver) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "ParameterBox: the holder of this key runs another version of hsgd; install the "
-                "same one");
+    throw_invalid(
+        "ParameterBox: the holder of this key runs another version of hsgd; install the "
+        "same one");
   }
   box->segment = std::move(taken[0]);
   box->door = std::move(taken[1]);
@@ -63,10 +62,10 @@ bool receive_box(const Fd& socket, const Deadline& deadline, BoxHandover* box) {
 // has it.
 void refuse_stranger(const std::string& key, const Peer& holder) {
   if (holder.is_trusted()) return;
-  throw Error(HSGD_ERR_ARGUMENT, -1,
-              text("ParameterBox: a process of another user (uid %u, pid %d) holds the name of the "
-                   "key \"%s\" on this node; give a key that others cannot guess",
-                   holder.user, holder.pid, key.c_str()));
+  throw_invalid(
+      "ParameterBox: a process of another user (uid %u, pid %d) holds the name of the "
+      "key \"%s\" on this node; give a key that others cannot guess",
+      holder.user, holder.pid, key.c_str());
 }
 
 }  // namespace
@@ -78,10 +77,10 @@ Fd claim_box_key(const std::string& key) {
     if (errno != EADDRINUSE) fail_system("ParameterBox: taking the key");
     const Fd asking = new_socket();
     if (try_connect(asking, address, 0)) refuse_stranger(key, peer_of(asking));
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("ParameterBox: there is a box with the key \"%s\" on this node; attach to it, "
-                     "or give another key",
-                     key.c_str()));
+    throw_invalid(
+        "ParameterBox: there is a box with the key \"%s\" on this node; attach to it, "
+        "or give another key",
+        key.c_str());
   }
   // All holders accept on this socket, and each connection reaches only one of them.
   if (::fcntl(door.get(), F_SETFL, O_NONBLOCK) != 0) fail_system("fcntl");
@@ -107,16 +106,13 @@ BoxHandover ask_for_box(const std::string& key, const Deadline& deadline) {
     } else if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN && errno != EINTR) {
       fail_system("ParameterBox: asking for a box");
     }
-    if (deadline.interrupted()) {
-      throw Error(HSGD_ERR_INTERRUPTED, -1, "ParameterBox: interrupted");
-    }
+    if (deadline.interrupted()) throw_error(HSGD_ERR_INTERRUPTED, -1, "ParameterBox: interrupted");
     if (deadline.passed()) {
       const char* what = found ? "its holders do not answer: they are stopped, or are forked "
                                  "children of holders that ended"
                                : "nobody on this node has made it; check the key";
-      throw Error(HSGD_ERR_TIMEOUT, -1,
-                  text("ParameterBox: no box with the key \"%s\" after %g s: %s", key.c_str(),
-                       deadline.timeout_s(), what));
+      throw_error(HSGD_ERR_TIMEOUT, -1, "ParameterBox: no box with the key \"%s\" after %g s: %s",
+                  key.c_str(), deadline.timeout_s(), what);
     }
     pause_ms(pause);
   }
@@ -128,8 +124,7 @@ BoxDoor::BoxDoor(BoxHandover given) : given_(std::move(given)), stop_(::eventfd(
   try {
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
-    throw Error(HSGD_ERR_SYSTEM, -1,
-                text("ParameterBox: starting a thread failed: %s", error.what()));
+    throw_error(HSGD_ERR_SYSTEM, -1, "ParameterBox: starting a thread failed: %s", error.what());
   }
   ::pthread_setname_np(thread_.native_handle(), "hsgd-box");
 }

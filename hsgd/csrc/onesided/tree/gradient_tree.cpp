@@ -32,19 +32,17 @@ Tree::Tree(NotifiedWindow& window, Settings settings)
       index_of_slot_(window.settings().slots, kNobody),
       gathered_(settings_.layers.size()),
       arrived_(settings_.layers.size()) {
-  if (settings_.layers.empty()) throw Error(HSGD_ERR_ARGUMENT, -1, "Tree: there are no layers");
+  if (settings_.layers.empty()) throw_invalid("Tree: there are no layers");
   seen_.push_back({settings_.stop_slot, 0});
   watched_.push_back({kNobody, false});
   for (uint32_t index = 0; index < settings_.layers.size(); ++index) {
     const Layer& layer = settings_.layers[index];
     if (layer.gradients.empty() || layer.gradients.size() > INT32_MAX) {
-      throw Error(HSGD_ERR_ARGUMENT, -1, text("Tree: layer %u has no gradient", index));
+      throw_invalid("Tree: layer %u has no gradient", index);
     }
     for (const Numbers& numbers : layer.numbers) {
       if (hsgd_dtype_bytes(numbers.dtype) != 0) continue;
-      throw Error(
-          HSGD_ERR_ARGUMENT, -1,
-          text("Tree: layer %u: dtype %d is unknown", index, static_cast<int>(numbers.dtype)));
+      throw_invalid("Tree: layer %u: dtype %d is unknown", index, static_cast<int>(numbers.dtype));
     }
     if (!layer.up.empty()) watch(index, layer.weights, true);
     for (const Input& input : layer.gradients) watch(index, input, false);
@@ -61,9 +59,9 @@ Tree::Tree(NotifiedWindow& window, Settings settings)
 void Tree::watch(uint32_t layer, const Input& input, bool weights) {
   if (input.slot >= index_of_slot_.size() || window_.segment(input.memory) == nullptr) {
     const int name = window_.name(input.memory);
-    throw Error(HSGD_ERR_ARGUMENT, name,
-                text("Tree: layer %u: slot %u, or the memory of rank %d, cannot be reached here",
-                     layer, input.slot, name));
+    throw_error(HSGD_ERR_ARGUMENT, name,
+                "Tree: layer %u: slot %u, or the memory of rank %d, cannot be reached here", layer,
+                input.slot, name);
   }
   index_of_slot_[input.slot] = static_cast<uint32_t>(seen_.size());
   seen_.push_back({input.slot, 0});

@@ -1,7 +1,6 @@
 // NotifiedWindow: creates segments and slots, writes, and waits.
 #include "onesided/window/notified_window.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -168,35 +167,34 @@ void NotifiedWindow::give_version_back(int target, uint32_t slot, uint64_t versi
 
 void NotifiedWindow::check_mine() const {
   if (communicator_.is_mine()) return;
-  throw Error(
+  throw_error(
       HSGD_ERR_CLOSED, -1,
       "this NotifiedWindow belongs to the process that made it; a forked child cannot use it");
 }
 
 void NotifiedWindow::check_slot(const char* what, uint32_t slot, int rank) const {
   if (slot < settings_.slots) return;
-  throw Error(HSGD_ERR_ARGUMENT, name(rank),
-              text("%s: slot %u of rank %d: there are slots 0 to %u; make the NotifiedWindow with "
-                   "more slots",
-                   what, slot, name(rank), settings_.slots - 1));
+  throw_error(HSGD_ERR_ARGUMENT, name(rank),
+              "%s: slot %u of rank %d: there are slots 0 to %u; make the NotifiedWindow with "
+              "more slots",
+              what, slot, name(rank), settings_.slots - 1);
 }
 
 void NotifiedWindow::check_put(const std::vector<Piece>& pieces, int target, uint32_t slot) const {
   if (target < 0 || target >= place_.size) {
-    throw Error(
-        HSGD_ERR_ARGUMENT, target,
-        text("put_notify: rank %d is not a rank; ranks are 0 to %d", target, place_.size - 1));
+    throw_error(HSGD_ERR_ARGUMENT, target, "put_notify: rank %d is not a rank; ranks are 0 to %d",
+                target, place_.size - 1);
   }
   check_slot("put_notify", slot, target);
   for (const Piece& piece : pieces) {
     if (piece.offset <= settings_.segment_bytes &&
         piece.bytes <= settings_.segment_bytes - piece.offset)
       continue;
-    throw Error(HSGD_ERR_ARGUMENT, name(target),
-                text("put_notify: %llu bytes at offset %llu do not fit in the segment of rank %d, "
-                     "which has %llu bytes",
-                     number(piece.bytes), number(piece.offset), name(target),
-                     number(settings_.segment_bytes)));
+    throw_error(HSGD_ERR_ARGUMENT, name(target),
+                "put_notify: %llu bytes at offset %llu do not fit in the segment of rank %d, "
+                "which has %llu bytes",
+                number(piece.bytes), number(piece.offset), name(target),
+                number(settings_.segment_bytes));
   }
 }
 
@@ -205,11 +203,10 @@ uint64_t NotifiedWindow::claim_version(int target, uint32_t slot, uint64_t versi
   const std::lock_guard<std::mutex> lock(sent_mutex_);
   uint64_t& last = sent_[static_cast<uint64_t>(target) << 32 | slot];
   if (version <= last) {
-    throw Error(
-        HSGD_ERR_ARGUMENT, name(target),
-        text("put_notify: slot %u of rank %d: version %llu does not follow %llu, which this "
-             "rank sent before; versions of a slot start at 1 and must increase",
-             slot, name(target), number(version), number(last)));
+    throw_error(HSGD_ERR_ARGUMENT, name(target),
+                "put_notify: slot %u of rank %d: version %llu does not follow %llu, which this "
+                "rank sent before; versions of a slot start at 1 and must increase",
+                slot, name(target), number(version), number(last));
   }
   return std::exchange(last, version);
 }
@@ -269,7 +266,7 @@ NotifiedWindow::Seen NotifiedWindow::work_any(const std::vector<Seen>& slots,
         if (find(slots, &found)) return Step::kDone;
         found = {kNoSlot, 0};
         if (ended_.load(std::memory_order_seq_cst)) {
-          throw Error(HSGD_ERR_CLOSED, -1, "this NotifiedWindow is closed");
+          throw_error(HSGD_ERR_CLOSED, -1, "this NotifiedWindow is closed");
         }
         return also() ? Step::kDone : Step::kIdle;
       },
@@ -294,9 +291,7 @@ void NotifiedWindow::wake() {
 
 void NotifiedWindow::check_slots(const char* what, const std::vector<Seen>& slots) const {
   check_mine();
-  if (slots.empty()) {
-    throw Error(HSGD_ERR_ARGUMENT, -1, text("%s: no slots; give at least one", what));
-  }
+  if (slots.empty()) throw_invalid("%s: no slots; give at least one", what);
   for (const Seen& entry : slots) check_slot(what, entry.slot, place_.rank);
 }
 
@@ -340,10 +335,10 @@ uint64_t NotifiedWindow::look(uint32_t slot) {
     }
     if (version >= last) return version;
     if (expected.last.load(std::memory_order_acquire) != last) continue;  // reset meanwhile
-    throw Error(HSGD_ERR_ARGUMENT, name(expected.source),
-                text("slot %u of rank %d went from version %llu back to %llu: two ranks notify it; "
-                     "give each writer a slot of its own",
-                     slot, name(place_.rank), number(last), number(version)));
+    throw_error(HSGD_ERR_ARGUMENT, name(expected.source),
+                "slot %u of rank %d went from version %llu back to %llu: two ranks notify it; "
+                "give each writer a slot of its own",
+                slot, name(place_.rank), number(last), number(version));
   }
 }
 
@@ -360,8 +355,8 @@ uint64_t NotifiedWindow::reset(uint32_t slot) {
 void NotifiedWindow::bind(uint32_t slot, int source) {
   check_slot("bind", slot, place_.rank);
   if (source < 0 || source >= place_.size) {
-    throw Error(HSGD_ERR_ARGUMENT, source,
-                text("bind: rank %d is not a rank; ranks are 0 to %d", source, place_.size - 1));
+    throw_error(HSGD_ERR_ARGUMENT, source, "bind: rank %d is not a rank; ranks are 0 to %d", source,
+                place_.size - 1);
   }
   expected_[slot].source = source;
 }
@@ -407,11 +402,10 @@ size_t NotifiedWindow::take_bell() {
     // Threads of this process only: forbids that one clears the `asleep` of another.
     if (!bell_taken_[bell].exchange(true, std::memory_order_acquire)) return bell;
   }
-  throw Error(
-      HSGD_ERR_ARGUMENT, -1,
-      text("%zu threads wait on this NotifiedWindow already; wait for several slots in one of "
-           "them",
-           bell_taken_.size()));
+  throw_invalid(
+      "%zu threads wait on this NotifiedWindow already; wait for several slots in one of "
+      "them",
+      bell_taken_.size());
 }
 
 template <class StepFunction>
