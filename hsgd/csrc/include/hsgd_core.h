@@ -162,7 +162,6 @@ typedef struct hsgd_allreduce_plan {
   int32_t messages;      /* messages that one leader sends in these rounds */
 } hsgd_allreduce_plan;
 
-HSGD_API uint32_t hsgd_abi_version(void);
 /* Local. Returns NULL if out of memory. A forked child makes its own. */
 HSGD_API hsgd_process* hsgd_process_create(void);
 HSGD_API void hsgd_process_destroy(hsgd_process* process);
@@ -190,46 +189,9 @@ HSGD_API int hsgd_plan_allreduce(const hsgd_options* options, int nodes, int ran
 HSGD_API int hsgd_comm_create_local(const char* path, int rank, int size,
                                     const hsgd_options* options, hsgd_comm** comm, hsgd_error* err);
 
-/* --- ranks of several nodes over TCP, without MPI --- */
-
-/* A leader, which is a rank that carries data between nodes: an address at which the leaders of
- * other nodes find it, and connections to them. Each node has as many leaders as the smallest node
- * has ranks, at most hsgd_most_leaders(); leaders of one lane connect to one another. */
-typedef struct hsgd_leader hsgd_leader;
-HSGD_API int hsgd_most_leaders(void);
 /* Local. Returns options->near_nic, or asks the kernel: the network adapter, from 1, near all
  * processors of this process; 0: none, or not known. */
 HSGD_API int hsgd_near_nic(const hsgd_options* options);
-/* Local. Chooses the leaders: fills the world ranks of each lane, by node, lane after lane, and
- * their number, at most hsgd_most_leaders() times the nodes. Ranks near an adapter lead first, in
- * turn over the adapters of their node. `node_of_rank`: `size` entries; nodes are numbered by their
- * first ranks. `nic_of_rank`: hsgd_near_nic() of each rank. */
-HSGD_API int hsgd_leaders(const int32_t* node_of_rank, const int32_t* nic_of_rank, int size,
-                          int32_t* leaders, int* count, hsgd_error* err);
-HSGD_API size_t hsgd_leader_address_bytes(void);
-/* Local. Listens at the interfaces named, separated by commas; "" or NULL: at all except loopback.
- * ";21000-21999" at the end gives the ports to choose from. HSGD_ERR_SYSTEM if none is free, or
- * there are too few file descriptors for connections to `nodes` nodes. */
-HSGD_API int hsgd_leader_create(const char* interfaces, int nodes, hsgd_leader** leader,
-                                hsgd_error* err);
-/* Local. Fills hsgd_leader_address_bytes() bytes. The caller sends them to the other leaders in a
- * way that others cannot read: they hold the secret by which leaders know one another. */
-HSGD_API void hsgd_leader_address(const hsgd_leader* leader, void* address);
-/* Collective over the leaders of one lane, blocking, with options->timeout_s as deadline.
- * `addresses` and world `ranks`: of all leaders, by node; `node`: the caller's. Call it once.
- * options->rank_names has an entry for each of these ranks. */
-HSGD_API int hsgd_leader_connect(hsgd_leader* leader, const void* addresses, const int32_t* ranks,
-                                 int nodes, int node, const hsgd_options* options, hsgd_error* err);
-/* Local; NULL is allowed. Not needed if a communicator was made of the leader. */
-HSGD_API void hsgd_leader_destroy(hsgd_leader* leader);
-/* Collective over all ranks, blocking. `node_of_rank`: `size` entries; nodes are numbered by their
- * first ranks. `path`: see hsgd_comm_create_local; the same on all ranks of a node, different on
- * each node. `leader`: connected, on leaders of several nodes, otherwise NULL; owned by the
- * communicator on success. `nic_of_rank`: see hsgd_leaders; the same on all ranks. */
-HSGD_API int hsgd_comm_create_over_tcp(const char* path, const int32_t* node_of_rank,
-                                       const int32_t* nic_of_rank, int rank, int size,
-                                       hsgd_leader* leader, const hsgd_options* options,
-                                       hsgd_comm** comm, hsgd_error* err);
 
 /* Local. Unmaps the segments. Waits only for open requests, which it finishes (each has its
  * deadline). Peers that call more collectives than this rank did get HSGD_ERR_PEER_LOST; peers of

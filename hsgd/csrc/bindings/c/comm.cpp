@@ -30,41 +30,32 @@ int run_now(hsgd_comm* comm, const hsgd_call& call, hsgd_error* err) {
 
 void check_options(const hsgd_options& options) {
   if (options.struct_bytes != sizeof(hsgd_options)) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "hsgd_options has another size; caller and libhsgd_core differ in version");
+    throw_invalid("hsgd_options has another size; caller and libhsgd_core differ in version");
   }
   if (!(options.timeout_s > 0 && options.timeout_s <= 1e9))
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("timeout_s is %g; give seconds above 0, up to 1e9", options.timeout_s));
+    throw_invalid("timeout_s is %g; give seconds above 0, up to 1e9", options.timeout_s);
   if (options.slots < 3 || options.slots > 64)
-    throw Error(HSGD_ERR_ARGUMENT, -1, text("slots is %u; give 3 to 64", options.slots));
+    throw_invalid("slots is %u; give 3 to 64", options.slots);
   constexpr int64_t kMostChunkBytes = 1 << 28;
   if (options.chunk_bytes == 0 || options.chunk_bytes > kMostChunkBytes ||
       options.wire_chunk_bytes > static_cast<uint64_t>(kMostChunkBytes)) {
-    throw Error(
-        HSGD_ERR_ARGUMENT, -1,
+    throw_invalid(
         "chunk_bytes must not be 0, and chunk_bytes and wire_chunk_bytes be at most 268435456");
   }
   if (options.oneshot_bytes > 1 << 20 || options.wire_oneshot_bytes > 1 << 20)
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "oneshot_bytes and wire_oneshot_bytes must be at most 1048576");
+    throw_invalid("oneshot_bytes and wire_oneshot_bytes must be at most 1048576");
   if (options.wire_radix < 2 || options.wire_radix > 64)
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("wire_radix is %u; give a number from 2 to 64", options.wire_radix));
+    throw_invalid("wire_radix is %u; give a number from 2 to 64", options.wire_radix);
   if (options.flat_ranks < 1 || options.flat_ranks > 1024)
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("flat_ranks is %u; give a number from 1 to 1024", options.flat_ranks));
+    throw_invalid("flat_ranks is %u; give a number from 1 to 1024", options.flat_ranks);
   if (options.near_nic > 1024)
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("near_nic is %d; give a number up to 1024", options.near_nic));
+    throw_invalid("near_nic is %d; give a number up to 1024", options.near_nic);
   if (options.wire_dtype != HSGD_FLOAT32 && options.wire_dtype != HSGD_FLOAT16 &&
       options.wire_dtype != HSGD_BFLOAT16)
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("wire_dtype is %u; give HSGD_FLOAT32 (none), HSGD_FLOAT16 or HSGD_BFLOAT16",
-                     options.wire_dtype));
+    throw_invalid("wire_dtype is %u; give HSGD_FLOAT32 (none), HSGD_FLOAT16 or HSGD_BFLOAT16",
+                  options.wire_dtype);
   if (options.nontemporal > 2)
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("nontemporal is %u; give 0, 1 or 2", options.nontemporal));
+    throw_invalid("nontemporal is %u; give 0, 1 or 2", options.nontemporal);
 }
 
 hsgd_comm* new_comm(std::unique_ptr<Communicator> communicator) {
@@ -82,8 +73,6 @@ std::unique_ptr<NotifiedWindow> new_window(hsgd_comm& comm, const WindowOptions&
 }  // namespace hsgd
 
 using hsgd::guarded;
-
-uint32_t hsgd_abi_version(void) { return HSGD_ABI_VERSION; }
 
 hsgd_process* hsgd_process_create(void) {
   try {
@@ -116,10 +105,9 @@ int hsgd_comm_create_local(const char* path, int rank, int size, const hsgd_opti
     *comm = nullptr;
     hsgd::check_options(*options);
     if (size < 1 || rank < 0 || rank >= size) {
-      throw hsgd::Error(
-          HSGD_ERR_ARGUMENT, rank,
-          hsgd::text("rank %d of %d: give a size of at least 1 and a rank from 0 to size - 1", rank,
-                     size));
+      hsgd::throw_error(HSGD_ERR_ARGUMENT, rank,
+                        "rank %d of %d: give a size of at least 1 and a rank from 0 to size - 1",
+                        rank, size);
     }
     hsgd::Place place;
     place.rank = place.local_rank = rank;
@@ -284,9 +272,7 @@ int hsgd_comm_shrink(hsgd_comm* comm, double timeout_s, hsgd_comm** shrunk, hsgd
   return guarded(err, [&] {
     *shrunk = nullptr;
     if (!(timeout_s > 0 && timeout_s <= 1e9)) {
-      throw hsgd::Error(
-          HSGD_ERR_ARGUMENT, -1,
-          hsgd::text("shrink: timeout_s is %g; give seconds above 0, up to 1e9", timeout_s));
+      hsgd::throw_invalid("shrink: timeout_s is %g; give seconds above 0, up to 1e9", timeout_s);
     }
     comm->submissions->keep_order();
     *shrunk = hsgd::new_comm(comm->communicator->shrink(timeout_s));
@@ -297,8 +283,7 @@ int hsgd_reduce(const void* const* in, int inputs, void* out, uint64_t count, hs
                 hsgd_op op, hsgd_error* err) {
   return guarded(err, [&] {
     hsgd::check_type(dtype, op);
-    if (inputs < 1)
-      throw hsgd::Error(HSGD_ERR_ARGUMENT, -1, hsgd::text("%d inputs; give at least 1", inputs));
+    if (inputs < 1) hsgd::throw_invalid("%d inputs; give at least 1", inputs);
     const double divisor = op == HSGD_MEAN ? static_cast<double>(inputs) : 1.0;
     hsgd::select_reduce(dtype, op, hsgd::detect_isa())(
         {in, inputs, out, nullptr, count, divisor, hsgd::Store::kOrdinary, hsgd::Store::kOrdinary});

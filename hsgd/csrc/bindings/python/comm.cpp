@@ -9,15 +9,17 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/arrays/array.hpp"
+#include "bindings/c/comm_over_tcp.hpp"
 #include "bindings/c/handles.hpp"
 #include "bindings/mpi_communicators/window.hpp"
 #include "bindings/python/bindings.hpp"
@@ -26,8 +28,10 @@
 #include "bindings/python/errors.hpp"
 #include "bindings/python/group_calls.hpp"
 #include "bindings/python/window.hpp"
+#include "core/os/wait.hpp"
 #include "hsgd_core.h"
 #include "hsgd_mpi.h"
+#include "network/tcp_messages/tcp_leader.hpp"
 
 namespace hsgd::python {
 namespace {
@@ -80,66 +84,36 @@ class MpiLibrary {
   decltype(&hsgd_mpi_rma_create) rma_;
 };
 
-void check_same_size(const std::vector<int>& node_of_rank, const std::vector<int>& nic_of_rank) {
-  if (node_of_rank.size() == nic_of_rank.size()) return;
-  throw nb::value_error("nic_of_rank: give one number per rank");
-}
-
-// Returns the world ranks of each lane, by node.
-std::vector<std::vector<int>> leaders(const std::vector<int>& node_of_rank,
-                                      const std::vector<int>& nic_of_rank) {
-  check_same_size(node_of_rank, nic_of_rank);
-  const int size = static_cast<int>(node_of_rank.size());
-  const int nodes = size == 0 ? 0 : *std::max_element(node_of_rank.begin(), node_of_rank.end()) + 1;
-  std::vector<int> ranks(static_cast<size_t>(hsgd_most_leaders()) *
-                         static_cast<size_t>(std::max(0, nodes)));
-  int count = 0;
-  call_core([&](hsgd_error* error) {
-    return hsgd_leaders(node_of_rank.data(), nic_of_rank.data(), size, ranks.data(), &count, error);
-  });
-  std::vector<std::vector<int>> lanes;
-  for (int first = 0; first < count; first += nodes) {
-    lanes.emplace_back(ranks.begin() + first, ranks.begin() + first + nodes);
-  }
-  return lanes;
-}
-
 // The state of a rank that carries data between nodes over TCP.
 class Leader {
  public:
-  Leader(const std::string& interfaces, int nodes) {
-    hsgd_leader* leader = nullptr;
-    call_core([&](hsgd_error* error) {
-      return hsgd_leader_create(interfaces.c_str(), nodes, &leader, error);
-    });
-    leader_.reset(leader);
-  }
+  Leader(const std::string& interfaces, int nodes)
+      : leader_(without_gil([&] { return std::make_unique<TcpLeader>(interfaces, nodes); })) {}
 
-  nb::bytes address() const {
-    std::vector<char> bytes(hsgd_leader_address_bytes());
-    hsgd_leader_address(leader_.get(), bytes.data());
-    return nb::bytes(bytes.data(), bytes.size());
-  }
+  nb::bytes address() const { return nb::bytes(&leader_->place(), sizeof(SocketPlace)); }
 
   // Connects. `addresses`: addresses of the leaders, by node, one after the other.
   void connect(const nb::bytes& addresses, const std::vector<int>& ranks, int node,
                const Options& options) const {
-    if (addresses.size() != ranks.size() * hsgd_leader_address_bytes()) {
+    if (addresses.size() != ranks.size() * sizeof(SocketPlace)) {
       throw nb::value_error("addresses: give one per node");
     }
-    const std::string bytes(addresses.c_str(), addresses.size());
-    call_core([&](hsgd_error* error) {
-      return hsgd_leader_connect(leader_.get(), bytes.data(), ranks.data(),
-                                 static_cast<int>(ranks.size()), node, &options, error);
+    TcpLeaders leaders{std::vector<SocketPlace>(ranks.size()), ranks, node};
+    std::memcpy(leaders.places.data(), addresses.data(), addresses.size());
+    for (int& rank : leaders.ranks) {
+      if (options.rank_names != nullptr) rank = options.rank_names[rank];
+    }
+    without_gil([&] {
+      check_options(options);
+      leader_->connect(std::move(leaders), Deadline(options.timeout_s, options.interrupted));
     });
   }
 
-  hsgd_leader* get() const { return leader_.get(); }
-  void give_away() { static_cast<void>(leader_.release()); }
+  TcpLeader* get() const { return leader_.get(); }
+  void forget() { leader_.reset(); }
 
  private:
-  std::unique_ptr<hsgd_leader, decltype(&hsgd_leader_destroy)> leader_{nullptr,
-                                                                       hsgd_leader_destroy};
+  std::unique_ptr<TcpLeader> leader_;  // nullptr once a communicator has been made of it
 };
 
 class Comm {
@@ -168,15 +142,11 @@ class Comm {
   static Comm over_tcp(const std::string& path, const std::vector<int>& node_of_rank,
                        const std::vector<int>& nic_of_rank, int rank, Leader* leader,
                        const Options& options) {
-    check_same_size(node_of_rank, nic_of_rank);
-    hsgd_comm* comm = nullptr;
-    call_core([&](hsgd_error* error) {
-      return hsgd_comm_create_over_tcp(path.c_str(), node_of_rank.data(), nic_of_rank.data(), rank,
-                                       static_cast<int>(node_of_rank.size()),
-                                       leader == nullptr ? nullptr : leader->get(), &options, &comm,
-                                       error);
+    hsgd_comm* comm = without_gil([&] {
+      return new_comm_over_tcp(path, {node_of_rank, nic_of_rank}, rank,
+                               leader == nullptr ? nullptr : leader->get(), options);
     });
-    if (leader != nullptr) leader->give_away();
+    if (leader != nullptr) leader->forget();
     return Comm(comm);
   }
 
@@ -473,7 +443,12 @@ void bind_comm(nb::module_& module) {
   module.def(
       "near_nic", [](const Options& options) { return hsgd_near_nic(&options); },
       nb::arg("options"));
-  module.def("leaders", &leaders, nb::arg("node_of_rank"), nb::arg("nic_of_rank"));
+  module.def(
+      "leaders",
+      [](const std::vector<int>& node_of_rank, const std::vector<int>& nic_of_rank) {
+        return without_gil([&] { return checked_leaders({node_of_rank, nic_of_rank}); });
+      },
+      nb::arg("node_of_rank"), nb::arg("nic_of_rank"));
 
   nb::class_<Request>(module, "Request")
       .def("done", &Request::done)

@@ -151,7 +151,6 @@ NB_MODULE(_native, module) {
       },
       nb::arg("options"), nb::arg("nodes"), nb::arg("ranks_per_node"), nb::arg("nbytes"));
   module.def("end_program", &hsgd::python::end_program);
-  module.def("abi_version", &hsgd_abi_version);
   module.def("usable_cores", &hsgd_usable_cores);
   module.def("memory_limit_bytes", [] {
     const uint64_t limit = hsgd_memory_limit_bytes();

@@ -38,6 +38,11 @@ int checked(int result, const char* what) {
   return result;
 }
 
+void check_nodes(int nodes, int node) {
+  if (nodes >= 1 && node >= 0 && node < nodes) return;
+  throw_invalid("node %d of %d: give a node from 0 to nodes - 1", node, nodes);
+}
+
 bool no_more() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 // Connects each pair: the higher node connects to the lower one.
@@ -63,8 +68,8 @@ class Meeting {
     while (missing_ > 0) {
       if (deadline.passed()) fail_late(deadline.timeout_s());
       if (deadline.interrupted()) {
-        throw Error(HSGD_ERR_INTERRUPTED, -1,
-                    text("set-up between nodes: rank %d was interrupted", rank_of(leaders_.node)));
+        throw_error(HSGD_ERR_INTERRUPTED, -1, "set-up between nodes: rank %d was interrupted",
+                    rank_of(leaders_.node));
       }
       deadline.check_watch();
       look();
@@ -217,10 +222,10 @@ class Meeting {
     Call again = std::move(calls_.at(fd));
     calls_.erase(fd);
     if (++again.tries > kMostTries) {
-      throw Error(HSGD_ERR_PEER_LOST, rank_of(again.node),
-                  text("set-up between nodes: rank %d refused the connection of rank %d: it died, "
-                       "or it runs another version of hsgd",
-                       rank_of(again.node), rank_of(leaders_.node)));
+      throw_error(HSGD_ERR_PEER_LOST, rank_of(again.node),
+                  "set-up between nodes: rank %d refused the connection of rank %d: it died, "
+                  "or it runs another version of hsgd",
+                  rank_of(again.node), rank_of(leaders_.node));
     }
     call(std::move(again));
   }
@@ -279,11 +284,11 @@ class Meeting {
   int port_of(int node) const { return ntohs(static_cast<in_port_t>(place_of(node).port)); }
 
   [[noreturn]] void fail_unreachable(const Call& call) const {
-    throw Error(HSGD_ERR_PEER_LOST, rank_of(call.node),
-                text("set-up between nodes: rank %d did not accept a connection at TCP port %d of "
-                     "%s: it died, or routing or a firewall blocks the connection; choose other "
-                     "interfaces with HSGD_INTERFACES",
-                     rank_of(call.node), port_of(call.node), listed(call.tried).c_str()));
+    throw_error(HSGD_ERR_PEER_LOST, rank_of(call.node),
+                "set-up between nodes: rank %d did not accept a connection at TCP port %d of "
+                "%s: it died, or routing or a firewall blocks the connection; choose other "
+                "interfaces with HSGD_INTERFACES",
+                rank_of(call.node), port_of(call.node), listed(call.tried).c_str());
   }
 
   // Returns the addresses at which this leader calls a node, with what is known of each.
@@ -309,10 +314,10 @@ class Meeting {
                                 ? "did not accept a connection at " + where(node)
                                 : "did not connect to rank " +
                                       std::to_string(rank_of(leaders_.node)) + " at its address";
-    throw Error(HSGD_ERR_TIMEOUT, rank_of(node),
-                text("set-up between nodes: rank %d %s within %g s: it hangs, or routing or a "
-                     "firewall blocks the connection; choose other interfaces with HSGD_INTERFACES",
-                     rank_of(node), how.c_str(), timeout_s));
+    throw_error(HSGD_ERR_TIMEOUT, rank_of(node),
+                "set-up between nodes: rank %d %s within %g s: it hangs, or routing or a "
+                "firewall blocks the connection; choose other interfaces with HSGD_INTERFACES",
+                rank_of(node), how.c_str(), timeout_s);
   }
 
   const TcpLeaders& leaders_;
@@ -329,6 +334,7 @@ class Meeting {
 }  // namespace
 
 TcpLeader::TcpLeader(const std::string& interfaces, int nodes) {
+  check_nodes(nodes, 0);
   check_descriptors(static_cast<size_t>(ConnectionPlan(nodes).count()) *
                     static_cast<size_t>(nodes - 1));
   SocketListener listener(interfaces);
@@ -336,7 +342,10 @@ TcpLeader::TcpLeader(const std::string& interfaces, int nodes) {
   listeners_ = listener.listen();
 }
 
+TcpLeader::~TcpLeader() = default;
+
 void TcpLeader::connect(TcpLeaders leaders, const Deadline& deadline) {
+  check_nodes(static_cast<int>(leaders.places.size()), leaders.node);
   HSGD_CHECK(!listeners_.empty());
   leaders_ = std::move(leaders);
   connections_ = Meeting(std::exchange(listeners_, {}), leaders_).meet(deadline);

@@ -31,6 +31,7 @@ class HSGD_API TcpLeader {
   // if there are too few descriptors for connections to `nodes` nodes: here, because a leader that
   // fails in connect() would delay the others.
   TcpLeader(const std::string& interfaces, int nodes);
+  ~TcpLeader();
   const SocketPlace& place() const { return place_; }
 
   // Collective over the leaders, blocking: connects to all others. Throws CollectiveTimeout and
