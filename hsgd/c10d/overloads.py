@@ -35,7 +35,7 @@ def _nested(lists: Any) -> list[Any]:
 class _Form(NamedTuple):
     """Another form of a method: first `tensors`, then values of `fields` of its options."""
 
-    options: Callable[[], Any]
+    options: type[Any]
     tensors: dict[str, Callable[[Any], list[Any]]]
     fields: tuple[str, ...] = ()
 

@@ -283,7 +283,8 @@ class Comm(Closing):
 
     def _keep_over_store(self, board: Board, config: Config) -> None:
         options = native_options(config, board.members)
-        self._keep(meet_over_store(board, options, _equal(config), _names(config)))
+        equal = {name: getattr(config, name) for name in _EQUAL}
+        self._keep(meet_over_store(board, options, equal, _names(config)))
         self._config = config
 
     _mpi: Any = None  # the mpi4py communicator, if over MPI
@@ -1012,7 +1013,7 @@ class Comm(Closing):
 
     @property
     def interfaces(self) -> str:
-        """Network interfaces and ports for TCP to other nodes, as hsgd_leader_create() has them."""
+        """Network interfaces and ports for TCP to other nodes: "eth0,eth1;21000-21999"."""
         return _names(self._config)
 
     @property
@@ -1030,10 +1031,6 @@ class Comm(Closing):
 
 def _board(store: Any, place: tuple[int, int], prefix: str, timeout_s: float, caller: str) -> Board:
     return Board(store, place[0], range(place[1]), timeout_s, prefix=prefix, caller=caller)
-
-
-def _equal(config: Config) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in _EQUAL}
 
 
 def _names(config: Config) -> str:

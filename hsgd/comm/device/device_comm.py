@@ -212,10 +212,7 @@ class DeviceComm:
         what = "reduce_scatter"
         source = DeviceArray.of(array, what, self._library)
         each = self._rows(what, source, rows)
-        shape = (each[self._comm.rank], *source.shape[1:])
-        result = empty_like(array, shape, what) if out is None else out
-        target = DeviceArray.of(result, f"{what}, out", self._library)
-        self._check_rows(what, source, target, shape[0])
+        result, target = self._target(what, array, source, each[self._comm.rank], out)
         counts = [count * source.row_elements for count in each]
         start = functools.partial(
             self._native.reduce_scatter, source.memory, target.memory, op, counts
@@ -229,10 +226,7 @@ class DeviceComm:
         what = "allgather"
         source = DeviceArray.of(array, what, self._library)
         each = self._told(source.rows, what) if rows is None else list(rows)
-        shape = (sum(each), *source.shape[1:])
-        result = empty_like(array, shape, what) if out is None else out
-        target = DeviceArray.of(result, f"{what}, out", self._library)
-        self._check_rows(what, source, target, shape[0])
+        result, target = self._target(what, array, source, sum(each), out)
         counts = [count * source.row_elements for count in each]
         start = functools.partial(self._native.allgather, source.memory, target.memory, counts)
         return self._started(start, (source, target), result, name)
@@ -256,10 +250,7 @@ class DeviceComm:
         else:
             table = self._comm.allgather(np.array([sent], np.int64), name="rows of an alltoall")
             received, longest = table[:, self._comm.rank].tolist(), int(table.max())
-        shape = (sum(received), *source.shape[1:])
-        result = empty_like(array, shape, what) if out is None else out
-        target = DeviceArray.of(result, f"{what}, out", self._library)
-        self._check_rows(what, source, target, shape[0])
+        result, target = self._target(what, array, source, sum(received), out)
         each = source.row_elements
         start = functools.partial(
             self._native.alltoall,
@@ -291,7 +282,14 @@ class DeviceComm:
             )
         return list(rows)
 
-    def _check_rows(self, what: str, source: DeviceArray, target: DeviceArray, rows: int) -> None:
+    def _target(
+        self, what: str, array: Any, source: DeviceArray, rows: int, out: Any
+    ) -> tuple[Any, DeviceArray]:
+        """Return `out`, or a new array of these rows, and what it is; ValueError if it misfits."""
+        result = out
+        if out is None:
+            result = empty_like(array, (rows, *source.shape[1:]), what)
+        target = DeviceArray.of(result, f"{what}, out", self._library)
         self._pair(what, source, target)
         if target.row_elements != source.row_elements:
             raise ValueError(
@@ -302,6 +300,7 @@ class DeviceComm:
                 f"{what}: out has {target.rows} rows, but the result has {rows}; pass one of that "
                 "size, or None"
             )
+        return result, target
 
 
 def _with_same_local_rank(comm: Comm) -> list[int]:

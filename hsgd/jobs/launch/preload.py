@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hsgd.base import elf, mpi_abi
+from hsgd.base.programs import answer_of
 from hsgd.errors import LaunchError
 
 __all__ = [
@@ -95,16 +96,10 @@ def check_loadable(path: str | Path) -> None:
     Raises LaunchError with the linker's reason: without the engine or its libmpi, MPI would serve
     all calls of a job.
     """
+    words = [sys.executable, "-I", "-S", "-c", _CHECK, str(_engine_of(path))]
     environ = {**os.environ, "LD_PRELOAD": str(path)}
     try:
-        child = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _CHECK, str(_engine_of(path))],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=_CHECK_LIMIT_S,
-            check=False,
-        )
+        child = answer_of(words, _CHECK_LIMIT_S, environ=environ)
     except subprocess.TimeoutExpired:
         raise LaunchError(
             f"the interposer {path} does not load: no answer within {_CHECK_LIMIT_S} s"

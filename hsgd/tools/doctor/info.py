@@ -159,8 +159,8 @@ def _add_launcher(report: Report) -> Launcher | None:
     try:
         launcher = launch.find_launcher(os.environ)
     except launch.NoLauncher as error:
-        without = _starts_without_mpi()
-        remedy = "hsgd run starts jobs by torchrun, without MPI" if without else "no hsgd run"
+        has_torch = _version("torch") is not None
+        remedy = "hsgd run starts jobs by torchrun, without MPI" if has_torch else "no hsgd run"
         report.problem(  # MPI is optional: Comm.local and the reader need none
             str(error), f"Until then: {remedy}, and no horovodrun --plugin", stops=False
         )
@@ -170,10 +170,6 @@ def _add_launcher(report: Report) -> Launcher | None:
         return None
     report.fact("MPI", "launcher", launcher.description)
     return launcher
-
-
-def _starts_without_mpi() -> bool:
-    return _version("torch") is not None
 
 
 def _abi_used(launcher: Launcher | None, theirs: probe.Finding) -> tuple[str, str]:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hsgd.base.programs import answer_of
+
 __all__ = [
     "JOB",
     "Finding",
@@ -157,16 +159,8 @@ def sums(ranks: int) -> Finding:
 def job(words: Sequence[str], added: Mapping[str, str]) -> Finding:
     """Check a command that starts ranks of JOB, with variables `added`; local, blocking."""
     try:
-        child = subprocess.run(
-            [*words],
-            cwd=_ELSEWHERE,
-            env={**os.environ, **added},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_JOB_LIMIT_S,
-            check=False,
-        )
+        environ = {**os.environ, **added}
+        child = answer_of(words, _JOB_LIMIT_S, folder=_ELSEWHERE, environ=environ)
     except subprocess.TimeoutExpired:
         return Finding(error=f"no answer within {_JOB_LIMIT_S} s")
     except OSError as error:
@@ -192,15 +186,8 @@ def _look(code: str) -> Finding:
 def _run(code: str) -> Finding:
     environ = {name: value for name, value in os.environ.items() if name != "HOROVOD_PLUGIN"}
     try:
-        child = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=_ELSEWHERE,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        words = [sys.executable, "-c", code]
+        child = answer_of(words, _LIMIT_S, folder=_ELSEWHERE, environ=environ)
     except subprocess.TimeoutExpired:
         return Finding(error=f"no answer within {_LIMIT_S} s")
     shown = child.stdout.splitlines()

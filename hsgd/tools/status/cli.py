@@ -110,7 +110,8 @@ def _once(arguments: argparse.Namespace, given: list[str], reader: Reader | None
     hosts, unknown = _with_job_hosts(given, here) if arguments.all_nodes else (given, [])
     there = other_nodes.ask(hosts, reader.options if reader else [])
     refused = [*here.refused, *unknown, *there.refused]
-    seen = Look(_once_each([*here.rows, *there.rows]), refused)
+    once_each = {(row.host, row.pid, row.comm, row.rank): row for row in (*here.rows, *there.rows)}
+    seen = Look(list(once_each.values()), refused)
     if arguments.pids and hosts:
         comms = {row.comm for row in here.rows}
         seen = Look([row for row in seen.rows if row.comm in comms], seen.refused)
@@ -146,10 +147,6 @@ def _with_job_hosts(given: list[str], here: Look) -> tuple[list[str], list[str]]
         f"--all-nodes: the hosts of communicator {elsewhere[0]} are not known here, because its "
         "first rank on this node cannot be read; name the hosts with -H"
     ]
-
-
-def _once_each(rows: list[Row]) -> list[Row]:
-    return list({(row.host, row.pid, row.comm, row.rank): row for row in rows}.values())
 
 
 def _with_stacks(groups: list[Group], reader: Reader) -> list[Row]:
