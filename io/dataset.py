@@ -68,7 +68,7 @@ class PartitionedDataset(IterableDataset[Any]):
         # The epoch of set_epoch(), and the number of iterations since then: by number of workers (0
         # is the program) and worker. Each element has one writer; the program writes while no
         # worker iterates.
-        self._epoch = torch.zeros(1, dtype=torch.int64)
+        self._epoch = torch.zeros(2, dtype=torch.int64)  # and 1 if set_epoch() chose it
         self._counts = torch.zeros((_MOST_WORKERS + 1, _MOST_WORKERS), dtype=torch.int64)
         for shared in (self._epoch, self._counts):
             shared.share_memory_()  # type: ignore[no-untyped-call]
@@ -78,14 +78,17 @@ class PartitionedDataset(IterableDataset[Any]):
         return self._loader.samples_per_epoch if self._samples else len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of iterations that start from now on; same value on all ranks."""
+        """Choose the epoch of iterations that start from now on; same value on all ranks.
+
+        A loaded state stays in force if `epoch` is the epoch in which it was saved.
+        """
         self._loader.set_epoch(epoch)
         self._counts.zero_()
-        self._epoch[0] = epoch
+        self._epoch[:] = torch.tensor([epoch, 1])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest iteration in this process, a worker or the program."""
-        return self._position or {"loader": self._loader.state_dict(), "samples": 0}
+        return dict(self._position or {"loader": self._loader.state_dict(), "samples": 0})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration in this process, a worker or the program, continue there.
@@ -98,21 +101,23 @@ class PartitionedDataset(IterableDataset[Any]):
         worker = get_worker_info()
         if self._world_size > 1:
             self._check_nobody_divides_it()
-        if self._loaded is not None:
-            return self._resumed(*(0, 0) if worker is None else (worker.num_workers, worker.id))
+        own = (0, 0) if worker is None else (worker.num_workers, worker.id)
+        if self._loaded is not None and (resumed := self._resumed(*own)) is not None:
+            return resumed
         if worker is None:
             before = self._iterated_by_others(0)
             self._counts[0, 0] += 1
             if before == 0:
                 return self._items(self._loader)
-            epoch = int(self._epoch + self._counts[0, 0]) + before - 1
+            epoch = int(self._epoch[0] + self._counts[0, 0]) + before - 1
             return self._items(self._loader, epoch)
         # Counted now, not with the first batch: all workers must agree, and a loop that ends early
         # may not ask every worker for a batch.
         if worker.num_workers > _MOST_WORKERS:
             raise ValueError(f"num_workers={worker.num_workers}; use at most {_MOST_WORKERS}")
-        own = worker.num_workers, worker.id
-        epoch = int(self._epoch + self._counts[own]) + self._iterated_by_others(worker.num_workers)
+        epoch = int(self._epoch[0] + self._counts[own]) + self._iterated_by_others(
+            worker.num_workers
+        )
         self._counts[own] += 1
         return self._items(self._loader_of(worker.id, worker.num_workers), epoch)
 
@@ -147,14 +152,22 @@ class PartitionedDataset(IterableDataset[Any]):
             rank=self._rank * workers + worker, world_size=self._world_size * workers, **options
         )
 
-    def _resumed(self, workers: int, worker: int) -> Iterator[Any]:
-        """Continue from the loaded state; iterations after this one count on from its epoch."""
+    def _resumed(self, workers: int, worker: int) -> Iterator[Any] | None:
+        """Continue from the loaded state; iterations after this one count on from its epoch.
+
+        Returns None if set_epoch() has chosen another epoch since the last iteration.
+        """
         state, self._loaded = self._loaded, None
         assert state is not None
+        is_chosen = bool(self._epoch[1]) and not self._counts[workers, worker]
+        if is_chosen and self._epoch[0] != state["loader"]["epoch"]:
+            return None
         loader = self._loader_of(worker, workers) if workers else self._loader
         loader.load_state_dict(state["loader"])
         others = self._iterated_by_others(workers)
-        self._counts[workers, worker] = loader.epoch + 1 - int(self._epoch) - others
+        self._counts[workers, worker] = state["loader"]["epoch"] + 1 - int(self._epoch[0]) - others
+        if workers and state["loader"]["ended"]:
+            return iter(())  # the other workers have not ended, or StatefulDataLoader asks again
         return self._items(loader, skipped=state["samples"])
 
     def _items(

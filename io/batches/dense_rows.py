@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
 from ..format.data_map import DataMap
 from ..format.slab_folder import FieldSpec
 from ..format.sparse_kind import PARTS
+from ..order.epoch_order import IntArray
+from ..reading.claimed_memory import claimed_memory
 
 __all__ = ["DenseDecode", "DenseRows", "dense"]
 
@@ -50,33 +51,30 @@ class DenseDecode:
     ) -> None:
         self._transform, self._path = transform, data.path
         specs = {spec.name: spec for spec in data.fields}
-        self._places: dict[str, NDArray[np.intp]] = {}  # by column: its place in a row, or -1
+        # Columns, ascending; where each comes in a row; how many the matrix has, 0 if unknown.
+        self._columns: dict[str, tuple[IntArray, IntArray, int]] = {}
         self._specs: dict[str, FieldSpec] = {}
         for name, decoder in decoders.items():
-            parts = [specs.get(f"{name}/{part}") for part in PARTS]
-            found = {
-                0 if offsets is None else offsets.columns
-                for slab in data.slabs
-                if None not in parts
-                for offsets in [slab.extents[f"{name}/{PARTS[0]}"].offsets]
-            }
-            if len(found) != 1 or not (width := found.pop()):
+            indices, values = (specs.get(f"{name}/{part}") for part in PARTS)
+            if indices is None or values is None or not (indices.ragged and values.ragged):
+                what = "windows, which pack= makes, are" if data.windows else f"{name!r} is"
                 raise ValueError(
-                    f"decode: {name!r} of {data.path} is no sparse matrix of one number of columns "
-                    f"whose fields are read; there are: {', '.join(specs)}"
+                    f"decode: {what} no sparse matrix whose indices and data are read; there are: "
+                    f"{', '.join(specs)}"
                 )
-            chosen = range(width) if decoder.columns is None else decoder.columns
-            if (
-                not chosen
-                or min(chosen) < 0
-                or max(chosen) >= width
-                or len({*chosen}) < len(chosen)
-            ):
-                raise ValueError(f"decode: columns of {name!r} are 0 to {width - 1}, each once")
-            self._places[name] = np.full(width, -1, np.intp)
-            self._places[name][list(chosen)] = np.arange(len(chosen))
-            values = specs[f"{name}/{PARTS[1]}"]
-            self._specs[name] = FieldSpec(name, (len(chosen),), values.dtype)
+            width = max((each.columns for each in data.offsets(indices)), default=0)
+            chosen = decoder.columns
+            if chosen is None and not width:
+                raise ValueError(f"decode: the columns of {name!r} are not known; name them")
+            columns = np.arange(width) if chosen is None else np.array(chosen, np.int64)
+            least, most = columns.min(initial=0), columns.max(initial=-1)
+            twice = len(np.unique(columns)) < len(columns)
+            if not len(columns) or least < 0 or twice or (width and most >= width):
+                last = width - 1 if width else "any"
+                raise ValueError(f"decode: columns of {name!r} are 0 to {last}, each once")
+            order = np.argsort(columns)
+            self._columns[name] = columns[order], order, width
+            self._specs[name] = FieldSpec(name, (len(columns),), values.dtype)
 
     def fields(self, specs: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
         """Return fields as they are delivered."""
@@ -90,21 +88,22 @@ class DenseDecode:
         return batch if self._transform is None else self._transform(batch)
 
     def _dense(self, name: str, indices: Any, values: Any) -> Any:
-        places, width = self._places[name], self._specs[name].shape[0]
+        (known, order, width), count = self._columns[name], self._specs[name].shape[0]
         is_array = isinstance(values.values, np.ndarray)
         columns, numbers = (
             each.values if is_array else each.values.numpy() for each in (indices, values)
         )
-        if len(columns) and not 0 <= columns.min() <= columns.max() < len(places):
+        if width and len(columns) and not 0 <= columns.min() <= columns.max() < width:
             raise DataError(
                 f"{self._path}: {name}/{PARTS[0]} has columns {columns.min()} to {columns.max()}, "
-                f"and the matrix {len(places)}; restore this file"
+                f"and the matrix {width}; restore this file"
             )
-        found = np.zeros((len(values), width), numbers.dtype)
-        at = places[columns]
-        kept = slice(None) if width == len(places) else at >= 0
-        rows = np.repeat(np.arange(len(values)) * width, values.lengths)
-        np.add.at(found.reshape(-1), (rows + at)[kept], numbers[kept])
+        with claimed_memory(self._path, f"a batch of {name!r}", len(values) * count * 8):
+            found = np.zeros((len(values), count), numbers.dtype)
+        at = np.searchsorted(known, columns).clip(max=count - 1)
+        kept = known[at] == columns
+        rows = np.repeat(np.arange(len(values)) * count, values.lengths)
+        np.add.at(found.reshape(-1), (rows + order[at])[kept], numbers[kept])
         if is_array:
             return found
         import torch

@@ -21,7 +21,7 @@ from ..order.epoch_order import EpochOrder, IntArray, Range, Share, StreamPiece
 from ..reading import row_copies
 from ..reading.row_copies import TASK, Addresses, BatchRows, TaskBatch
 from ..reading.row_reader import ReadStats, RowReader
-from ..reading.slab_files import SECTOR_BYTES, SlabFiles
+from ..reading.slab_files import SECTOR_BYTES, SlabFiles, descriptor_limit
 from ..remote.object_reader import ObjectReader
 from .ragged_placer import PlacedRows, RaggedPlacer
 from .scattered_rows import ScatteredRows
@@ -203,6 +203,8 @@ class Scheduler:
             self._memory = plan.cache.addresses(self._fields)
         in_file = (self._offsets >= 0) & (self._memory == 0)
         self._scattered = ScatteredRows(slabs, self._fields, in_file, field_offsets)
+        # Files open for one piece; several pieces are read at once, and each thread has more.
+        self._most_files = max(16, descriptor_limit() // 8)
         # Slabs without reads from files.
         held = frozenset(np.flatnonzero(self._memory.min(axis=1, initial=1) > 0).tolist())
         self._without_file = frozenset(range(len(slabs))) if remote else held
@@ -249,6 +251,9 @@ class Scheduler:
         present = sorted(set(slab_of.tolist()))
         opened, failures = self._open([slab for slab in present if slab not in self._without_file])
         tasks, nbytes = self._tasks(portions, to_rows, bases, placed, opened)
+        unopened = [s for s in present if s not in opened and s not in self._without_file]
+        if unopened:
+            tasks["offset"][np.isin(slab_of, unopened)] = -1
         expected = self._expected(portions.slabs, portions.starts)
         for column, values in enumerate(expected):
             tasks["checksums"][:, column] = values.ctypes.data + 4 * portions.edges[:-1]
@@ -369,7 +374,11 @@ class Scheduler:
         """Return descriptors and alignments of slabs, and errors of those that cannot be opened."""
         opened: dict[int, tuple[int, int]] = {}
         failures: dict[int, DataError] = {}
+        paths: set[str] = set()
         for slab in slabs:
+            paths.add(self._plan.data.slabs[slab].path)
+            if len(paths) > self._most_files:
+                break  # read one after the other
             try:
                 opened[slab] = self._files.acquire(slab)
             except DataError as error:

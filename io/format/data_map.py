@@ -151,6 +151,8 @@ class DataMap:
         sizes = [slab.identity[0] for slab in self.slabs]
         sizes += [identity[0] for _, identity in self.linked_files()]
         specs += [self.group] if self.group else []
+        files = list(dict.fromkeys(slab.path for slab in self.slabs))
+        specs += [file.rpartition("/")[2] for file in files] if len(files) > 1 else []
         return hashlib.sha256(json.dumps([specs, sizes]).encode()).hexdigest()[:32]
 
     def linked_files(self) -> list[tuple[str, Identity]]:

@@ -85,8 +85,9 @@ def find_fields(file: h5py.File) -> FoundFields:
     found = FoundFields()
     _Walk(file, found).visit(file["/"], "", frozenset())
     if is_anndata(file):
-        others = [name for name in found.shapes if name.partition("/")[0] not in _CELLS]
-        found.unnamed |= dict.fromkeys(others, "AnnData has it beside its cells")
+        for name in found.shapes:
+            if name.partition("/")[0] not in _CELLS or name.endswith("/categories"):
+                found.unnamed[name] = "AnnData has it beside its cells"
     return found
 
 

@@ -14,7 +14,14 @@ from .slab_folder import import_h5py
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["BY_COLUMNS", "PARTS", "is_anndata", "sparse_kind", "sparse_parent"]
+__all__ = [
+    "BY_COLUMNS",
+    "PARTS",
+    "is_anndata",
+    "plain_dataset",
+    "sparse_kind",
+    "sparse_parent",
+]
 
 PARTS = ("indices", "data")
 BY_COLUMNS = "stored by columns (CSC), and samples are rows; store it by rows, as tocsr() makes it"
@@ -32,13 +39,29 @@ def sparse_kind(group: Any) -> str:
 
     if not isinstance(group, h5py.Group):
         return ""
-    parts = [*PARTS, "indptr"]
-    if not all(group.get(part, getclass=True) is h5py.Dataset for part in parts):
+    if not all(plain_dataset(group, part) for part in (*PARTS, "indptr")):
         return ""
     said = _text(group, "encoding-type") or _text(group, "h5sparse_format")
-    if not said and group.get("shape", getclass=True) is h5py.Dataset and "barcodes" in group:
+    if not said and plain_dataset(group, "shape") and "barcodes" in group:
         return "csr"  # features by barcodes, by columns: the cells are rows
     return _MATRICES.get(said, "")
+
+
+def plain_dataset(group: h5py.Group, name: str) -> Any:
+    """Return a dataset that lies in the file of its group, without other files; else None."""
+    h5py = import_h5py()
+
+    try:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            return None
+    except TypeError:  # a user-defined link
+        return None
+    found = group[name]
+    if not isinstance(found, h5py.Dataset):
+        return None
+    create = found.id.get_create_plist()
+    is_elsewhere = create.get_layout() == h5py.h5d.VIRTUAL or create.get_external_count()
+    return None if is_elsewhere else found
 
 
 def sparse_parent(file: h5py.File, stored: str) -> Any:
@@ -47,11 +70,16 @@ def sparse_parent(file: h5py.File, stored: str) -> Any:
     if part not in PARTS or not home:
         return None
     group = file.get(home)
-    return group if sparse_kind(group) == "csr" else None
+    if sparse_kind(group) != "csr" or group.file.filename != file.filename:
+        return None
+    return group
 
 
 def _text(item: Any, name: str) -> str:
-    found = item.attrs.get(name, "") if name in item.attrs else ""
+    try:
+        found = item.attrs.get(name, "")
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError):  # of a type that h5py lacks
+        return ""
     if isinstance(found, bytes):
         return found.decode("utf-8", "replace")
     return found if isinstance(found, str) else ""

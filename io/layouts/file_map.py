@@ -130,7 +130,7 @@ class FieldMaps:
             group = sparse_parent(self._file, stored)
             if group is None:
                 return None
-            self._matrices[home] = sparse_offsets(group)
+            self._matrices[home] = sparse_offsets(group, self._size)
         return self._matrices[home]
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from hsgd.errors import DataError
 
+from ..format.attributes import class_names_of
 from ..format.data_map import DataMap
-from ..format.fields import UnequalRows
+from ..format.fields import UnequalRows, stored_name
 from ..format.opening import UnknownFields
 from ..format.packing_of import Packing, packing_text
 from ..format.slab_folder import FieldSpec
@@ -64,12 +65,13 @@ def _samples(single: SingleMap, places: Sequence[Place], path: str) -> DataMap:
     note = f"each of {len(places)} files, {ends[0]} to {ends[1]}, is read as one sample"
     if longer:
         note += f", of any length in {', '.join(sorted(longer))}"
-    return replace(_joined(parts, path), left_out=first.left_out, note=note)
+    return replace(_joined(parts, path), note=note)
 
 
 def _joined(parts: Sequence[DataMap], path: str) -> DataMap:
     first = parts[0]
     slabs, start = [], 0
+    left_out, classes = dict(first.left_out), _classes(first)
     for part in parts:
         if part.header is not None:
             raise DataError(
@@ -77,9 +79,41 @@ def _joined(parts: Sequence[DataMap], path: str) -> DataMap:
                 "datasets with MixedLoader"
             )
         check_alike(*((each.path, each.fields, each.packing) for each in (first, part)))
+        if (widths := _widths(first)) != _widths(part):
+            raise DataError(
+                f"{part.path}: its matrices have {_widths(part)} columns, those of {first.path} "
+                f"{widths}; keep the files apart"
+            )
+        if classes and _classes(part) != classes:
+            raise DataError(
+                f"{part.path}: its class_names are others than those of {first.path}, so equal "
+                "labels stand for different classes; keep the files apart"
+            )
+        if part is not first:
+            name = os.path.basename(part.path)
+            left_out |= {f"{name}: {each}": why for each, why in part.left_out.items()}
         slabs += [replace(slab, start=slab.start + start) for slab in part.slabs]
         start += part.num_samples
-    return replace(first, path=path, slabs=tuple(slabs), num_samples=start)
+    note = f"{first.note}, in the first of {len(parts)} files" if first.note else ""
+    found = replace(first, path=path, slabs=tuple(slabs), num_samples=start)
+    return replace(found, left_out=left_out, note=note)
+
+
+def _widths(data: DataMap) -> list[int]:
+    """Return the columns of sparse matrices, by field."""
+    offsets = [each for spec in data.fields for each in data.offsets(spec)[:1]]
+    return [each.columns for each in offsets]
+
+
+def _classes(data: DataMap) -> dict[str, list[str]]:
+    """Return the class names of a file's labels."""
+    labels = {
+        stored_name(data.group, spec.name): spec.name
+        for spec in data.fields
+        if spec.dtype.kind in "iu" and not spec.shape and not spec.ragged
+    }
+    found = class_names_of(data.slabs[0].path, labels) if labels else {}
+    return {labels[stored]: names for stored, names in found.items()}
 
 
 def check_alike(

@@ -33,6 +33,10 @@ __all__ = ["map_numbered", "map_sources"]
 _NUMBERED = re.compile(r"(|.*/)data_([0-9]{6})")
 
 
+class _OtherForm(DataError):
+    """Parts differ in type or shape."""
+
+
 @dataclass(frozen=True)
 class _Part:
     """Rows of one dataset."""
@@ -46,17 +50,22 @@ class _Part:
 def map_numbered(
     file: h5py.File, path: Path | str, names: Sequence[str] | None, group: str
 ) -> DataMap | None:
-    """Join the datasets data_000001, data_000002 ... of a file to the field "data" beside them.
+    """Join the datasets data_000001, data_000002 ... of a group "data" to a field "data" in it.
 
-    Returns None if there are not two, or other fields are wanted. Raises DataError if a dataset is
-    missing among them, or does not fit.
+    Returns None if there are none, the group has such a field, or others are wanted. Raises
+    DataError if a dataset is missing among them, or does not fit.
     """
     found = find_fields(file).inside(group) if group else find_fields(file)
     matches = [match for match in map(_NUMBERED.fullmatch, found.shapes) if match]
     homes = {match[1] for match in matches}
-    if len(homes) != 1 or len(matches) < 2 or isinstance(path, str):
+    if len(homes) != 1 or isinstance(path, str):
         return None
-    field = f"{homes.pop()}data"
+    home = homes.pop()
+    field = f"{home}data"
+    if f"/{stored_name(group, home)}".rstrip("/").rpartition("/")[2] != "data":
+        return None
+    if field in found.shapes:
+        return None
     if names is not None and [name.strip("/") for name in names] != [field]:
         return None
     absent = {**found.left_out, **found.broken}
@@ -108,7 +117,10 @@ def map_sources(file: h5py.File, data: DataMap) -> DataMap:
         columns.append((spec.name, parts))
     if len({tuple((part.path, part.count) for part in parts) for _, parts in columns}) != 1:
         return data
-    specs, slabs = _slabs(columns, data.path)
+    try:
+        specs, slabs = _slabs(columns, data.path)
+    except _OtherForm:
+        return data
     extents = [extent for slab in slabs for extent in slab.extents.values()]
     if specs != data.fields or any(extent.refusal for extent in extents):
         return data
@@ -150,7 +162,7 @@ def _slabs(
                 spec, extent, rows = fields.field(name, parts[number].stored)
                 of_slab.append((spec, _extent_of(parts[number], spec, extent, rows)))
         if slabs and tuple(spec for spec, _ in of_slab) != specs:
-            raise DataError(
+            raise _OtherForm(
                 f"{path}: {part.stored!r} of {part.path} is {of_slab[0][0].shape} "
                 f"{of_slab[0][0].dtype}, the first part {specs[0].shape} {specs[0].dtype}"
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,16 +118,17 @@ def _slabs(
     if len(places) > 1 and not any(column.is_ragged for column in columns):
         extents = {column.name: column.extent(places) for column in columns}
         return (SlabMap(str(path), 0, len(places), identity, extents),)
-    slabs = []
-    for number, place in enumerate(places):
-        extents = {
-            column.name: _ragged_extent(file, path, identity, place, column.name)
-            if column.is_ragged
-            else column.single(number, place)
-            for column in columns
-        }
-        slabs.append(SlabMap(str(path), number, 1, identity, extents))
-    return tuple(slabs)
+    by_column = [
+        [_ragged_extent(file, path, identity, place, column.name) for place in places]
+        if column.is_ragged
+        else column.extents(places)
+        for column in columns
+    ]
+    names = [column.name for column in columns]
+    return tuple(
+        SlabMap(str(path), number, 1, identity, dict(zip(names, extents, strict=True)))
+        for number, extents in enumerate(zip(*by_column, strict=True))
+    )
 
 
 def _ragged_extent(
@@ -319,18 +320,22 @@ class _Column:
         shape = self._shape[1:] if self.is_ragged else self._shape
         return FieldSpec(self.name, shape, self._dtype.newbyteorder("="), self.is_ragged)
 
-    def single(self, number: int, place: str) -> Extent:
-        """Return where the array of one sample is, as extent(): `place` is its group."""
-        whole = self.extent((place,))
-        if self._refusal:
-            return whole
-        at = slice(8 * number, 8 * number + 8)
-        if whole.chunks is None:
-            return replace(whole, offset=self._positions[number], positions=b"")
-        found = whole.chunks
-        masks = found.masks[4 * number : 4 * number + 4]
-        one = replace(found, offsets=found.offsets[at], sizes=found.sizes[at], masks=masks)
-        return replace(whole, chunks=one)
+    def extents(self, places: tuple[str, ...]) -> Iterator[Extent]:
+        """Yield where the array of each sample is, as extent() does for all."""
+        whole = self.extent(())
+        for number, place in enumerate(places):
+            if self._refusal:
+                yield replace(whole, places=(place,))
+            elif whole.chunks is None:
+                yield replace(whole, offset=self._positions[number], positions=b"")
+            else:
+                at, masks = slice(8 * number, 8 * number + 8), slice(4 * number, 4 * number + 4)
+                found = whole.chunks
+                stored = (found.offsets[at], found.sizes[at], found.masks[masks])
+                offsets, sizes, mask = stored
+                yield replace(
+                    whole, chunks=replace(found, offsets=offsets, sizes=sizes, masks=mask)
+                )
 
     def extent(self, places: tuple[str, ...]) -> Extent:
         """Return where the arrays are, `places` being the groups that hold them."""

@@ -99,8 +99,10 @@ class SingleMap:
                 raise UnknownFields(f"{path}: no arrays, or not {', '.join(names or ())}")
             if self.layout == "groups":
                 raise UnknownFields(f"{path}: no groups with equal fields that are samples")
-        if header is None and (numbered := map_numbered(file, path, names, group)) is not None:
-            return numbered
+        if header is None and self.layout == "auto":
+            numbered = map_numbered(file, path, names, group)
+            if numbered is not None:
+                return numbered
         chosen, left_out = choose_fields(file, path, names, group)
         specs, slab = map_file(file, path, identity, 0, chosen, group=group)
         packing = packing_of(file, chosen, group)

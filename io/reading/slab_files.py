@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import threading
 import weakref
 from collections import OrderedDict
@@ -16,10 +17,16 @@ from ..format.data_map import DataMap, SlabMap
 from ..format.file_lock import lock_shared
 from ..format.opening import Identity, identity_of, object_identity
 
-__all__ = ["SECTOR_BYTES", "SlabFiles", "check_file"]
+__all__ = ["SECTOR_BYTES", "SlabFiles", "check_file", "descriptor_limit"]
 
 SECTOR_BYTES = 4096  # alignment for O_DIRECT that suits every disk
 _OPEN_FILES = 64  # besides those in use
+
+
+def descriptor_limit() -> int:
+    """Return how many files this process may have open, ulimit -n."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if limit == resource.RLIM_INFINITY else limit
 
 
 @dataclass
@@ -30,7 +37,7 @@ class _File:
 
 
 class SlabFiles:
-    """File descriptors by slab number, for several threads; empty in a forked child.
+    """File descriptors of slabs, for several threads; empty in a forked child.
 
     With `direct` files are opened with O_DIRECT, past the page cache; `direct_refusal` says why a
     file was not.
@@ -50,11 +57,11 @@ class SlabFiles:
         """
         slab = self.data.slabs[number]
         with self._lock:
-            file = self._files.get(number)
+            file = self._files.get(slab.path)
             if file is None:
                 self._make_room()
-                file = self._files[number] = self._open(slab)
-            self._files.move_to_end(number)
+                file = self._files[slab.path] = self._open(slab)
+            self._files.move_to_end(slab.path)
             _check_unchanged(slab.path, slab.identity, os.fstat(file.descriptor))
             file.users += 1
             return file.descriptor, file.alignment
@@ -62,8 +69,8 @@ class SlabFiles:
     def release(self, numbers: Iterable[int]) -> None:
         with self._lock:
             for number in numbers:
-                if number in self._files:
-                    self._files[number].users -= 1
+                if (file := self._files.get(self.data.slabs[number].path)) is not None:
+                    file.users -= 1
 
     def leave_direct(self, reason: str) -> None:
         """Read through the page cache from now on, also with descriptors in use."""
@@ -82,9 +89,12 @@ class SlabFiles:
                 os.close(self._files.popitem()[1].descriptor)
 
     def _make_room(self) -> None:
-        unused = [number for number, file in self._files.items() if not file.users]
-        for number in unused[: len(self._files) - _OPEN_FILES + 1]:
-            os.close(self._files.pop(number).descriptor)
+        most = min(_OPEN_FILES, max(4, descriptor_limit() // 32))
+        if len(self._files) < most:
+            return
+        unused = [path for path, file in self._files.items() if not file.users]
+        for path in unused[: len(self._files) - most + 1]:
+            os.close(self._files.pop(path).descriptor)
 
     def _open(self, slab: SlabMap) -> _File:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: never wait for a pipe
@@ -109,7 +119,7 @@ class SlabFiles:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._files: OrderedDict[int, _File] = OrderedDict()
+        self._files: OrderedDict[str, _File] = OrderedDict()
 
     def abandon(self) -> None:
         """Close the copies of the descriptors in a forked child, without the parent's lock."""

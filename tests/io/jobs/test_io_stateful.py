@@ -32,7 +32,7 @@ def numbers(batches):
 
 @pytest.mark.parametrize("in_dataset", [True, False])
 @pytest.mark.parametrize("workers", [0, 2, 3])
-@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("steps", [1, 5, 15])
 def test_what_is_left_comes_once_and_then_the_next_epoch(tmp_path, in_dataset, workers, steps):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["number"] = np.arange(SAMPLES)
@@ -40,12 +40,27 @@ def test_what_is_left_comes_once_and_then_the_next_epoch(tmp_path, in_dataset, w
     batches = iter(before)
     seen = numbers(next(batches) for _ in range(steps))
     after = loader_over(tmp_path / "a.h5", in_dataset, workers)
-    after.load_state_dict(before.state_dict())
+    state = before.state_dict()
+    next(batches, None)  # which the state does not have
+    after.load_state_dict(state)
     batches = None
     seen += numbers(after)
     assert sorted(seen) == list(range(SAMPLES))
     again = numbers(after)
     assert sorted(again) == list(range(SAMPLES)) and again != seen
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_epoch_that_is_chosen_is_whole(tmp_path, workers):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["number"] = np.arange(SAMPLES)
+    before = loader_over(tmp_path / "a.h5", False, workers)
+    next(iter(before))
+    for ahead in (0, 1):
+        after = loader_over(tmp_path / "a.h5", False, workers)
+        after.load_state_dict(before.state_dict())
+        after.dataset.set_epoch(ahead)
+        assert len(numbers(after)) == SAMPLES - (0 if ahead else BATCH)
 
 
 def test_the_state_of_another_dataset_is_refused(tmp_path):

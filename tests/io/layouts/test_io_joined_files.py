@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 import h5py
 import numpy as np
@@ -20,6 +21,7 @@ __all__: list[str] = []
 pytestmark = pytest.mark.filterwarnings("ignore:.*left out. 'version'")
 
 FILES = 12
+NAMES = ("a0.h5", "a1.h5")
 COUNTS = range(3, 3 + FILES)  # rows of each file
 
 
@@ -39,7 +41,7 @@ def save_samples(folder, count=20):
     for number in range(count):
         with h5py.File(folder / f"s{number}.h5", "w") as file:
             stored = {"compression": "gzip"} if number % 2 else {}
-            file.create_dataset("image", data=np.full((6, 4), number, np.uint8), **stored)
+            file.create_dataset("image", data=np.full((6, 4), number % 256, np.uint8), **stored)
             file["boxes"] = np.full((number % 3, 2), number)
             file["meta/label"] = number
     return folder
@@ -124,6 +126,44 @@ def test_files_that_are_samples_are_converted_and_described(tmp_path, capsys):
     assert "is read as one sample" in capsys.readouterr().err
     found = collect(loader_of(tmp_path / "out", 7, fields=["image", "meta/label"], as_numpy=True))
     assert sorted(found["meta/label"]) == list(range(20))
+
+
+def test_files_that_mean_other_things_are_refused(tmp_path):
+    for number, names in enumerate((["cat", "dog"], ["dog", "cat"])):
+        with h5py.File(tmp_path / f"a{number}.h5", "w") as file:
+            file["label"] = np.arange(4) % 2
+            file["label"].attrs["class_names"] = names
+    with pytest.raises(DataError, match=r"a1\.h5: its class_names are others"):
+        open_map(tmp_path)
+    with h5py.File(tmp_path / "a1.h5", "r+") as file:
+        file["label"].attrs["class_names"] = ["cat", "dog"]
+    one, other = (open_map([tmp_path / a, tmp_path / b]) for a, b in (NAMES, NAMES[::-1]))
+    assert one.num_samples == other.num_samples and one.fingerprint() != other.fingerprint()
+
+
+@pytest.mark.filterwarnings("ignore:.*is read as one sample")
+def test_groups_that_are_left_out_of_later_files_are_named(tmp_path):
+    for name, lacking in zip(NAMES, ((), (7,)), strict=True):
+        with h5py.File(tmp_path / name, "w") as file:
+            for number in range(20):
+                file[f"{number}/x"] = number
+                if number not in lacking:
+                    file[f"{number}/y"] = number
+    found = open_map(tmp_path)
+    assert found.num_samples == 39 and found.left_out == {"a1.h5: 7": "no y"}
+
+
+@pytest.mark.filterwarnings("ignore:.*is read as one sample")
+def test_many_files_need_few_descriptors(tmp_path):
+    save_samples(tmp_path, 300)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 120, limits[1]))
+    try:
+        found = collect(loader_of(tmp_path, 7, fields=["image", "meta/label"], as_numpy=True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    np.testing.assert_array_equal(found["image"][:, 0, 0], found["meta/label"] % 256)
+    assert sorted(found["meta/label"]) == list(range(300))
 
 
 def test_slabs_without_their_index_are_no_joined_files(tmp_path):

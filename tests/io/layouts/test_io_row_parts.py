@@ -93,6 +93,26 @@ def test_the_images_of_a_master_are_one_field(tmp_path, stored, capsys):
     assert one.num_samples == ROWS[-1] and not one.note
 
 
+def test_what_was_asked_for_comes_before_the_images(tmp_path):
+    path = save_master(tmp_path)
+    with h5py.File(path, "r+") as file:
+        del file["entry/data/data_000004"]  # equal rows
+    names = [f"entry/data/data_{number:06}" for number in (1, 2, 3)]
+    assert [spec.name for spec in open_map(path, names, layout="rows").fields] == names
+    with h5py.File(path, "r+") as file:
+        file["entry/data/data"] = np.arange(7)
+    assert open_map(path, ["entry/data/data"]).num_samples == 7
+
+
+def test_masters_of_one_file_and_of_several_are_joined(tmp_path):
+    path = save_master(tmp_path)
+    with h5py.File(tmp_path / "one_master.h5", "w") as file:
+        target = h5py.ExternalLink("run_data_000001.h5", "/entry/data/data")
+        file["entry/data/data_000001"] = target
+    for order in ([path, tmp_path / "one_master.h5"], [tmp_path / "one_master.h5", path]):
+        assert open_map(order).num_samples == sum(ROWS) + ROWS[0]
+
+
 def test_a_file_that_is_missing_in_a_master_is_named(tmp_path):
     path = save_master(tmp_path)
     (tmp_path / "run_data_000004.h5").unlink()
@@ -138,6 +158,17 @@ def test_a_range_inside_a_source_is_read_alone(tmp_path):
     assert open_map(tmp_path / "a.h5", ["y"]).read_by() == {"y": "preadv"}
     found = collect(loader_of(tmp_path / "a.h5", 4, fields=["y"], shuffle="none", as_numpy=True))
     np.testing.assert_array_equal(found["y"], IMAGES[[7, 8, 1, 2, 3, 4]])
+
+
+def test_sources_of_other_types_are_left_to_hdf5(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        layout = h5py.VirtualLayout((6, 3, 4), np.float64)
+        for number, dtype in enumerate((np.float64, np.float32)):
+            file[f"x{number}"] = IMAGES[3 * number : 3 * number + 3].astype(dtype)
+            layout[3 * number : 3 * number + 3] = h5py.VirtualSource(file[f"x{number}"])
+        file.create_virtual_dataset("y", layout)
+    found = collect(loader_of(tmp_path / "a.h5", 4, fields=["y"], shuffle="none", as_numpy=True))
+    np.testing.assert_array_equal(found["y"], IMAGES[:6])
 
 
 @pytest.mark.parametrize("how", ["columns", "strides", "types", "apart"])

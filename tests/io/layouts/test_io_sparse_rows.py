@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import h5py
 import numpy as np
 import pytest
@@ -149,7 +151,53 @@ def test_values_of_one_place_are_added_and_columns_outside_are_refused(tmp_path)
             loader_of(path, 7, decode={"X": dense(columns)})
 
 
-@pytest.mark.parametrize("damage", ["falls", "begins late", "ends late", "floats", "shape"])
+@pytest.mark.parametrize("part", ["indptr", "data"])
+@pytest.mark.parametrize("how", ["link", "source", "storage"])
+def test_parts_in_other_files_make_no_matrix(tmp_path, part, how):
+    """HDF5 would open them: a pipe would block, and numbers of any file could be shown."""
+    path = save(tmp_path / "a.h5ad")
+    os.mkfifo(tmp_path / "pipe")
+    with h5py.File(path, "r+") as file:
+        rows = len(file[f"X/{part}"])
+        del file[f"X/{part}"]
+        if how == "link":
+            file[f"X/{part}"] = h5py.ExternalLink("pipe", "/x")
+        elif how == "source":
+            layout = h5py.VirtualLayout((rows,), "i4")
+            layout[:] = h5py.VirtualSource("pipe", "x", (rows,))
+            file.create_virtual_dataset(f"X/{part}", layout)
+        else:
+            file["X"].create_dataset(part, (rows,), "i4", external=[("/etc/passwd", 0, 4 * rows)])
+    if part == "indptr":
+        assert not any(spec.ragged for spec in open_map(path, ["X/data", "X/indices"]).fields)
+        return
+    with pytest.raises((DataError, ValueError), match=r"no field X/data|is no file|outside of"):
+        open_map(path, ["X/data", "X/indices"])
+
+
+def test_matrices_of_other_columns_are_not_joined(tmp_path):
+    paths = [save(tmp_path / name) for name in ("a.h5ad", "b.h5ad")]
+    with h5py.File(paths[1], "r+") as file:
+        file["X"].attrs["shape"] = [CELLS, GENES + 1]
+    with pytest.raises(DataError, match=r"b\.h5ad: its matrices have \[51, 51\] columns"):
+        open_map(paths, ["X/data", "X/indices"])
+
+
+def test_a_converted_matrix_comes_dense_in_named_columns(tmp_path):
+    path, out = save(tmp_path / "a.h5ad"), tmp_path / "out"
+    assert (
+        main(
+            ["data", "convert", str(path), str(out), "--keep-order", "--fields", "X/indices,X/data"]
+        )
+        == 0
+    )
+    (batch,) = loader_of(out, CELLS, shuffle="none", decode={"X": dense([7, 3])}, as_numpy=True)
+    np.testing.assert_array_equal(batch["X"], counts()[:, [7, 3]])
+    with pytest.raises(ValueError, match="columns of 'X' are not known; name them"):
+        loader_of(out, 7, decode={"X": dense()})
+
+
+@pytest.mark.parametrize("damage", ["falls", "begins late", "ends late", "floats", "shape", "rows"])
 def test_damaged_matrices_are_refused(tmp_path, damage):
     path = save(tmp_path / "a.h5ad")
     with h5py.File(path, "r+") as file:
@@ -164,7 +212,9 @@ def test_damaged_matrices_are_refused(tmp_path, damage):
         elif damage == "floats":
             ends = ends.astype(float)
         else:
-            file["X"].attrs["shape"] = [CELLS]
+            file["X"].attrs["shape"] = [CELLS] if damage == "shape" else [CELLS + 1, GENES]
         file["X/indptr"] = ends
-    with pytest.raises(DataError, match=r"a\.h5ad: /X: .*(restore this file|has two sides)"):
+    with pytest.raises(
+        DataError, match=r"a\.h5ad: /X: .*(restore this file|has two sides|its shape 201)"
+    ):
         open_map(path)
