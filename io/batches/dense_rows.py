@@ -66,7 +66,8 @@ class DenseDecode:
             chosen = decoder.columns
             if chosen is None and not width:
                 raise ValueError(f"decode: the columns of {name!r} are not known; name them")
-            columns = np.arange(width) if chosen is None else np.array(chosen, np.int64)
+            with claimed_memory(data.path, f"a row of {name!r}", 8 * width):
+                columns = np.arange(width) if chosen is None else np.array(chosen, np.int64)
             least, most = columns.min(initial=0), columns.max(initial=-1)
             twice = len(np.unique(columns)) < len(columns)
             if not len(columns) or least < 0 or twice or (width and most >= width):

@@ -20,7 +20,7 @@ class JoinedSource(Source):
 
     def __init__(self, parts: Sequence[tuple[Path, Source]]) -> None:
         first_path, first = parts[0]
-        self._parts = [source for _, source in parts]
+        self._parts, self._folder = [source for _, source in parts], first_path.parent
         self.specs, self.text_fields = first.specs, first.text_fields
         self.num_samples = sum(source.num_samples for source in self._parts)
         self.left_out: dict[str, str] = {}
@@ -48,4 +48,4 @@ class JoinedSource(Source):
         return digest.hexdigest()
 
     def attributes(self) -> Attributes:
-        return common_attributes([source.attributes() for source in self._parts])
+        return common_attributes([source.attributes() for source in self._parts], self._folder)

@@ -153,8 +153,11 @@ def write_attributes(file: h5py.File, attributes: Attributes) -> None:
             _write(file[place or "/"], name, value, dtype)
 
 
-def common_attributes(parts: Sequence[Attributes]) -> Attributes:
-    """Return the attributes that are equal in all parts; others are left out."""
+def common_attributes(parts: Sequence[Attributes], path: Path) -> Attributes:
+    """Return the attributes that are equal in all parts; others are left out.
+
+    Raises DataError for class names that differ.
+    """
     found = Attributes()
     for part in parts:
         found.left_out.update(part.left_out)
@@ -166,6 +169,11 @@ def common_attributes(parts: Sequence[Attributes]) -> Attributes:
             first = several[0]
             if first is not None and all(_are_equal(first, other) for other in several[1:]):
                 found.values.setdefault(place, {})[name] = first
+            elif name == _CLASS_NAMES and None not in several:
+                raise DataError(
+                    f"{path}: its files have other class_names of {place!r}, so equal labels stand "
+                    "for different classes; convert them apart"
+                )
             else:
                 found.left_out.setdefault(f"{place}@{name}", _DIFFERS)
     return found

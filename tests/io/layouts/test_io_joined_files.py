@@ -128,13 +128,15 @@ def test_files_that_are_samples_are_converted_and_described(tmp_path, capsys):
     assert sorted(found["meta/label"]) == list(range(20))
 
 
-def test_files_that_mean_other_things_are_refused(tmp_path):
+def test_files_that_mean_other_things_are_refused(tmp_path, capsys):
     for number, names in enumerate((["cat", "dog"], ["dog", "cat"])):
         with h5py.File(tmp_path / f"a{number}.h5", "w") as file:
             file["label"] = np.arange(4) % 2
             file["label"].attrs["class_names"] = names
     with pytest.raises(DataError, match=r"a1\.h5: its class_names are others"):
         open_map(tmp_path)
+    assert main(["data", "convert", str(tmp_path), str(tmp_path / "out")]) == 1
+    assert "its files have other class_names of 'label'" in capsys.readouterr().err
     with h5py.File(tmp_path / "a1.h5", "r+") as file:
         file["label"].attrs["class_names"] = ["cat", "dog"]
     one, other = (open_map([tmp_path / a, tmp_path / b]) for a, b in (NAMES, NAMES[::-1]))
