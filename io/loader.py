@@ -188,13 +188,9 @@ class PartitionedLoader(Closing):
         in_turn = order == "slabs" or cache is not None
         seats = seats_of(here.world_size, local_size, comm if in_turn else None)
         self._state.seats, self._nodes = seats, seats.by_node()
-        self._memory = MemoryPlan(
-            data,
-            read,
-            self._decoders,
-            min(batch_size, -(-data.num_samples // here.world_size)),
-            on_cuda=to_device is not None and to_device.is_cuda,
-        )
+        largest = min(batch_size, -(-data.num_samples // here.world_size))
+        on_cuda = to_device is not None and to_device.is_cuda
+        self._memory = MemoryPlan(data, read, self._decoders, largest, on_cuda=on_cuda)
         self._slots(self._state.share(here.rank))
         self._check_delivery(is_guess=layout == "auto" and fields is None)
         self._cache = None if cache is None else self._open_cache(cache)

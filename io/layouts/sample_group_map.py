@@ -80,31 +80,38 @@ def map_sample_groups(
     columns = _begun(columns, home.id, groups, left_out if names is None else None)
     if not columns:
         raise DataError(f"{path}: no field of numbers in its groups ({', '.join(groups.fields)})")
-    kept = []
-    for name in groups.names:
-        missing = _add(home.id, name, stored_name(groups.home, name), columns)
-        if missing:
-            left_out[name] = f"no {', '.join(missing)}"
-        else:
-            kept.append(name)
-    if not kept:
+    places = _places(home.id, groups, columns, left_out)
+    if not places:
         raise DataError(f"{path}: no group has all of {', '.join(c.name for c in columns)}")
-    places = tuple(stored_name(groups.home, name) for name in kept)
-    slabs = _slabs(file, path, identity, places, columns)
-    note = f"each of {len(kept)} groups, {places[0]} to {places[-1]}, is read as one sample"
+    note = f"each of {len(places)} groups, {places[0]} to {places[-1]}, is read as one sample"
     if longer := [column.name for column in columns if column.is_ragged]:
         note += f", of any length in {', '.join(longer)}"
     return DataMap(
         str(path),
         tuple(column.spec() for column in columns),
-        slabs,
-        len(kept),
+        _slabs(file, path, identity, places, columns),
+        len(places),
         None,
         left_out,
         group=group,
         packing={column.name: column.packing for column in columns if column.packing},
         note=note,
     )
+
+
+def _places(
+    home: Any, groups: SampleGroups, columns: Sequence[_Column], left_out: dict[str, str]
+) -> tuple[str, ...]:
+    """Add all groups to the columns; return those that have all fields, others go to `left_out`."""
+    found = []
+    for name in groups.names:
+        place = stored_name(groups.home, name)
+        missing = _add(home, name, place, columns)
+        if missing:
+            left_out[name] = f"no {', '.join(missing)}"
+        else:
+            found.append(place)
+    return tuple(found)
 
 
 def _slabs(

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import hdf5plugin  # noqa: F401, so that h5py reads what was compressed
-from numcodecs import blosc, zstd  # noqa: F401, once for all children
 
 from mutant_checks import check, fill_new_memory, good_samples, read_plainly
 from mutation_corpus import Subject, subjects

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 pytest.importorskip("hdf5plugin")
-pytest.importorskip("numcodecs")
 
 import mutation_campaign
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 from hypothesis import settings
@@ -45,7 +44,7 @@ class Job(RuleBasedStateMachine):
 
     def transform(self, batch):
         if self.interrupting:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         return batch
 
     @precondition(lambda self: not self.running)
