@@ -58,7 +58,7 @@ def check_stored_chunks(dataset: h5py.Dataset) -> None:
 
     def is_wrong(info: Any) -> Any:
         plain = info.filter_mask & every == every
-        if info.size > most or (plain and info.size != nbytes) or _lies_nowhere(info, axes):
+        if info.size > most or (plain and info.size < nbytes) or _lies_nowhere(info, axes):
             return info
         return info if seen.again(info) else None
 

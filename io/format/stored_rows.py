@@ -338,7 +338,8 @@ def _check_external(dataset: h5py.Dataset, create: Any) -> None:
         if reason := no_file(path):
             raise DataError(f"{where} has its rows in {path}, {reason}")
         is_here = not path.is_absolute() and ".." not in path.parts
-        homes = [folder, *filter(None, [prefix]), *([""] if is_here else [])]
+        real = str(Path(dataset.file.filename).resolve().parent)  # behind a symlink
+        homes = [folder, real, *filter(None, [prefix]), *([""] if is_here else [])]
         if not any(path.resolve().is_relative_to(Path(home).resolve()) for home in homes):
             raise DataError(
                 f"{where} has its rows in {path}, outside of the folders of its file and of this "

@@ -105,7 +105,9 @@ def test_each_field_is_what_h5py_reads_or_refused(files: list[Path]) -> None:
     for path in files:
         with h5py.File(path) as file:
             arrays = arrays_of(file)
-        read += sum(check_field(path, name, wanted) for name, wanted in arrays.items())
+        # The indptr of a sparse matrix is no field.
+        fields = {name: each for name, each in arrays.items() if not name.endswith("/indptr")}
+        read += sum(check_field(path, name, wanted) for name, wanted in fields.items())
     assert len(files) > 60 and read > 200
 
 
