@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("hdf5plugin")
-
 import mutation_campaign
 
 __all__: list[str] = []

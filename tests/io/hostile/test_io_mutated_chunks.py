@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("hdf5plugin")
-
 from mutated_chunks import ROWS, decoded
 
 __all__: list[str] = []
