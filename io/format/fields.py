@@ -92,14 +92,18 @@ def find_fields(file: h5py.File) -> FoundFields:
 
 
 def choose_fields(
-    file: h5py.File, path: Path | str, names: Sequence[str] | None, group: str = ""
+    file: h5py.File,
+    path: Path | str,
+    names: Sequence[str] | None,
+    group: str = "",
+    found: FoundFields | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the datasets to use, in the order of the file or as given, and why others are not.
 
     Text, dimension scales, as netCDF's coordinates are, and what AnnData does not store by cells
-    must be named, unless there is nothing else.
+    must be named, unless there is nothing else. `found` are the fields of the file, if known.
     """
-    found = find_fields(file)
+    found = found or find_fields(file)
     if group:
         groups, found = found.some_groups(), found.inside(group)
         if not found.shapes and not found.broken:

@@ -71,7 +71,7 @@ def _samples(single: SingleMap, places: Sequence[Place], path: str) -> DataMap:
 def _joined(parts: Sequence[DataMap], path: str) -> DataMap:
     first = parts[0]
     slabs, start = [], 0
-    left_out, classes = dict(first.left_out), _classes(first)
+    left_out, classes, widths = dict(first.left_out), _classes(first), _widths(first)
     for part in parts:
         if part.header is not None:
             raise DataError(
@@ -79,7 +79,7 @@ def _joined(parts: Sequence[DataMap], path: str) -> DataMap:
                 "datasets with MixedLoader"
             )
         check_alike(*((each.path, each.fields, each.packing) for each in (first, part)))
-        if (widths := _widths(first)) != _widths(part):
+        if _widths(part) != widths:
             raise DataError(
                 f"{part.path}: its matrices have {_widths(part)} columns, those of {first.path} "
                 f"{widths}; keep the files apart"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hsgd.errors import DataError
 
 from ..format.data_map import DataMap, Extent, SlabMap
-from ..format.fields import find_fields, stored_name
+from ..format.fields import FoundFields, stored_name
 from ..format.link_guard import named_file
 from ..format.opening import examined, identity_of
 from ..format.packing_of import packing_of
@@ -48,14 +48,18 @@ class _Part:
 
 
 def map_numbered(
-    file: h5py.File, path: Path | str, names: Sequence[str] | None, group: str
+    file: h5py.File,
+    path: Path | str,
+    names: Sequence[str] | None,
+    group: str,
+    fields: FoundFields,
 ) -> DataMap | None:
     """Join the datasets data_000001, data_000002 ... of a group "data" to a field "data" in it.
 
     Returns None if there are none, the group has such a field, or others are wanted. Raises
     DataError if a dataset is missing among them, or does not fit.
     """
-    found = find_fields(file).inside(group) if group else find_fields(file)
+    found = fields.inside(group) if group else fields
     matches = [match for match in map(_NUMBERED.fullmatch, found.shapes) if match]
     homes = {match[1] for match in matches}
     if len(homes) != 1 or isinstance(path, str):

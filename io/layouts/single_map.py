@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from hsgd.errors import DataError
 
 from ..format.data_map import DataMap
-from ..format.fields import MATLAB_ORDER, choose_fields, is_matlab, stored_name
+from ..format.fields import MATLAB_ORDER, choose_fields, find_fields, is_matlab, stored_name
 from ..format.opening import (
     Identity,
     LocalFolder,
@@ -99,11 +99,12 @@ class SingleMap:
                 raise UnknownFields(f"{path}: no arrays, or not {', '.join(names or ())}")
             if self.layout == "groups":
                 raise UnknownFields(f"{path}: no groups with equal fields that are samples")
+        found = find_fields(file)
         if header is None and self.layout == "auto":
-            numbered = map_numbered(file, path, names, group)
+            numbered = map_numbered(file, path, names, group, found)
             if numbered is not None:
                 return numbered
-        chosen, left_out = choose_fields(file, path, names, group)
+        chosen, left_out = choose_fields(file, path, names, group, found)
         specs, slab = map_file(file, path, identity, 0, chosen, group=group)
         packing = packing_of(file, chosen, group)
         slabs = (slab,)
