@@ -14,13 +14,14 @@ from hsgd.errors import DataError
 from ..format.attributes import Attributes, read_attributes
 from ..format.fields import left_out_line, names_in, stored_name
 from ..format.filters import load_filters
+from ..format.link_guard import hard_linked
 from ..format.opening import examined, first_line
-from ..format.packing_of import packing_of
+from ..format.packing_of import check_packed_alike, packing_of
 from ..format.ragged import Block, ragged_of
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import StoredRows
 from ..format.supported_dtype import NO_NUMBERS, supported_dtype
-from ..layouts.sample_groups import SampleGroups, hard_linked
+from ..layouts.sample_groups import SampleGroups
 from ..order.epoch_order import IntArray
 from .source import Source
 
@@ -132,12 +133,9 @@ class GroupedSource(Source):
         packing = packing_of(sample, list(items))
         if not self._names:
             self.packing = packing
-        if packing != self.packing:
-            raise DataError(
-                f"{self._path}: {place} is packed by other attributes than "
-                f"{self._place(self._names[0])}, so that equal values stand for different ones; "
-                "unpack all"
-            )
+        else:
+            first = self._place(self._names[0])
+            check_packed_alike(self._path, (first, self.packing), (place, packing))
         for field, item in items.items():
             if gaps := stored.gaps(item):  # before the shape is read
                 self.unwritten.setdefault(field, f"{self._path}: {place + '/' + field!r}: {gaps}")

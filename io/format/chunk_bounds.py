@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hsgd.errors import DataError
 
+from .chunk_grid import grid_of, number_of
 from .slab_folder import import_h5py
 
 if TYPE_CHECKING:
@@ -53,12 +54,11 @@ def check_stored_chunks(dataset: h5py.Dataset) -> None:
     nbytes = _chunk_bytes(dataset)
     most = nbytes + nbytes // 8 + _FRAME_BYTES
     every = (1 << dataset.id.get_create_plist().get_nfilters()) - 1
-    axes = tuple(zip(dataset.shape, dataset.chunks, strict=True))
-    seen = _Seen(dataset, axes)
+    seen = _Seen(dataset)
 
     def is_wrong(info: Any) -> Any:
         plain = info.filter_mask & every == every
-        if info.size > most or (plain and info.size < nbytes) or _lies_nowhere(info, axes):
+        if info.size > most or (plain and info.size < nbytes) or seen.lies_nowhere(info):
             return info
         return info if seen.again(info) else None
 
@@ -67,7 +67,7 @@ def check_stored_chunks(dataset: h5py.Dataset) -> None:
         return
     where = f"{dataset.file.filename}: {dataset.name}"
     place = tuple(found.chunk_offset)
-    if _lies_nowhere(found, axes):
+    if seen.lies_nowhere(found):
         raise DataError(
             f"{where}: a chunk is stored at {place}, in byte {found.byte_offset}, and the shape is "
             f"{dataset.shape} with chunks of {dataset.chunks}; restore this file"
@@ -80,31 +80,27 @@ def check_stored_chunks(dataset: h5py.Dataset) -> None:
     )
 
 
-def _lies_nowhere(info: Any, axes: tuple[tuple[int, int], ...]) -> bool:
-    """Return whether a chunk lies outside of the dataset, or where the file itself begins."""
-    return not info.byte_offset or any(
-        at >= size or at % step for at, (size, step) in zip(info.chunk_offset, axes, strict=True)
-    )
-
-
 class _Seen:
     """The chunks that were listed, if as many are stored as a dataset needs.
 
     With two at one place another is missing, for which HDF5 gives fill values.
     """
 
-    def __init__(self, dataset: h5py.Dataset, axes: tuple[tuple[int, int], ...]) -> None:
-        self._axes, self.twice = axes, False
-        total = math.prod(-(-size // step) for size, step in axes)
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self._steps, self.twice = dataset.chunks, False
+        self._grid = grid_of(dataset.shape, dataset.chunks)
+        total = math.prod(self._grid)
         self._seen = bytearray(total) if dataset.id.get_num_chunks() == total else None
+
+    def lies_nowhere(self, info: Any) -> bool:
+        """Return whether a chunk lies outside of the dataset, or where the file itself begins."""
+        return not info.byte_offset or number_of(info.chunk_offset, self._steps, self._grid) < 0
 
     def again(self, info: Any) -> bool:
         """Add a chunk inside of the dataset; return whether there was one at its place."""
         if self._seen is None:
             return False
-        number = 0
-        for at, (size, step) in zip(info.chunk_offset, self._axes, strict=True):
-            number = number * -(-size // step) + at // step
+        number = number_of(info.chunk_offset, self._steps, self._grid)
         self.twice, self._seen[number] = bool(self._seen[number]), 1
         return self.twice
 

@@ -6,7 +6,6 @@ The chunks that hold the same rows are a block. A chunk may hold whole rows or a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
+from .chunk_grid import grid_of, number_of
 from .filters import Filter, filters_of, undo_filters, unknown_filters
 from .slab_folder import import_h5py
 
@@ -53,8 +53,7 @@ class Chunks:
     @property
     def grid(self) -> tuple[int, ...]:
         """Chunks of a block along each axis of a row."""
-        pairs = zip(self.row_shape, self.shape[1:], strict=True)
-        return tuple(-(-length // step) for length, step in pairs)
+        return grid_of(self.row_shape, self.shape[1:])
 
     @property
     def is_split(self) -> bool:
@@ -124,7 +123,7 @@ def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
         return (
             f"chunks of {shape} hold parts of rows, and whole ones take {empty.block_bytes} bytes"
         )
-    grid = tuple(-(-n // step) for n, step in zip(dataset.shape, shape, strict=True))
+    grid = grid_of(dataset.shape, shape)
     if dataset.id.get_num_chunks() != math.prod(grid):  # before memory is allocated for so many
         return "chunks are missing"
     places = _list_chunks(dataset, grid, file_bytes)
@@ -153,7 +152,7 @@ def _list_chunks(
     offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     masks = np.zeros(count, np.uint32)
     for info in found:
-        chunk = _number_of(info.chunk_offset, steps, grid)
+        chunk = number_of(info.chunk_offset, steps, grid)
         if chunk < 0 or offsets[chunk] >= 0:
             return f"a chunk at {tuple(info.chunk_offset)}, or two of them"
         start, size = info.byte_offset, info.size
@@ -167,17 +166,6 @@ def _list_chunks(
     if offsets.min(initial=0) < 0:
         return "chunks are missing"
     return offsets, sizes, masks
-
-
-def _number_of(at: Sequence[int], steps: Sequence[int], grid: Sequence[int]) -> int:
-    """Return the number of the chunk that begins at `at`; -1 if none can."""
-    number = 0
-    for start, step, count in zip(at, steps, grid, strict=True):
-        place, inside = divmod(start, step)
-        if inside or place >= count:
-            return -1
-        number = number * count + place
-    return number
 
 
 def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:

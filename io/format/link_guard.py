@@ -14,10 +14,27 @@ from typing import Any
 from .opening import open_hdf5
 from .slab_folder import import_h5py
 
-__all__ = ["LinkGuard", "named_file", "no_file"]
+__all__ = ["LinkGuard", "hard_linked", "named_file", "no_file"]
 
 _SYSTEM = re.compile("/+(proc|sys|dev(?!/shm/))/")
 _DEEPEST = 16  # links to links, HDF5's own limit
+
+
+def hard_linked(group: Any, path: str) -> Any:
+    """Return the item at `path` if hard links alone lead to it, else None."""
+    h5py = import_h5py()
+
+    for step in path.split("/"):
+        if not isinstance(group, h5py.Group):
+            return None
+        try:
+            link = group.get(step, getlink=True)
+        except TypeError:  # a user-defined link
+            return None
+        if not isinstance(link, h5py.HardLink):
+            return None
+        group = group[step]
+    return group
 
 
 class LinkGuard:

@@ -6,9 +6,12 @@ These are the attributes of netCDF and HDF-EOS; hsgd delivers values as they are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from hsgd.errors import DataError
 
 from .fields import stored_name
 from .slab_folder import import_h5py
@@ -16,7 +19,15 @@ from .slab_folder import import_h5py
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["FILLS", "Packing", "packing_of", "packing_text", "packing_warnings"]
+__all__ = [
+    "FILLS",
+    "Packing",
+    "check_packed_alike",
+    "packed_alike",
+    "packing_of",
+    "packing_text",
+    "packing_warnings",
+]
 
 FILLS = ("_FillValue", "missing_value", "MissingValue")
 """Attributes that mark missing values."""
@@ -55,6 +66,22 @@ def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict
         if values:
             found[name] = values
     return found
+
+
+def packed_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether equal stored values mean the same; NaN, too, is equal to itself."""
+    return repr(one) == repr(other)
+
+
+def check_packed_alike(
+    path: Path | str, first: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]
+) -> None:
+    """Raise DataError if two arrays of a file, each (name, packing), are not packed_alike()."""
+    if not packed_alike(first[1], other[1]):
+        raise DataError(
+            f"{path}: {other[0]} is packed by other attributes than {first[0]}, so that equal "
+            "values stand for different ones; unpack all"
+        )
 
 
 def packing_text(values: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .link_guard import hard_linked
 from .slab_folder import import_h5py
 
 if TYPE_CHECKING:
@@ -51,12 +52,7 @@ def plain_dataset(group: h5py.Group, name: str) -> Any:
     """Return a dataset that lies in the file of its group, without other files; else None."""
     h5py = import_h5py()
 
-    try:
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            return None
-    except TypeError:  # a user-defined link
-        return None
-    found = group[name]
+    found = hard_linked(group, name)
     if not isinstance(found, h5py.Dataset):
         return None
     create = found.id.get_create_plist()

@@ -12,7 +12,7 @@ from ..format.attributes import class_names_of
 from ..format.data_map import DataMap
 from ..format.fields import UnequalRows, stored_name
 from ..format.opening import UnknownFields
-from ..format.packing_of import Packing, packing_text
+from ..format.packing_of import Packing, packed_alike, packing_text
 from ..format.slab_folder import FieldSpec
 from ..remote.urls import is_url
 from .files_of import Place
@@ -129,7 +129,7 @@ def check_alike(
         )
     for field in sorted({*first[2], *other[2]}):
         found = [packing.get(field, {}) for packing in (first[2], other[2])]
-        if repr(found[0]) != repr(found[1]):  # NaN, too, is equal to itself
+        if not packed_alike(*found):
             texts = [packing_text(values) or "nothing" for values in found]
             raise DataError(
                 f"{other[0]}: field {field!r} is packed with {texts[1]}, that of {name} with "

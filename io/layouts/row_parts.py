@@ -1,7 +1,8 @@
-"""map_parts: makes a DataMap of rows that lie in several datasets, mostly of other files.
+"""map_numbered, map_sources: make DataMaps of rows that lie in several datasets.
 
 Such are the images of an Eiger detector, whose master file links data_000001, data_000002 and so on
-(NeXus, NXdata), and virtual datasets of ranges of rows, whose sources are read without them.
+(NeXus, NXdata), mostly in other files, and virtual datasets of ranges of rows, whose sources are
+read without them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..format.data_map import DataMap, Extent, SlabMap
 from ..format.fields import FoundFields, stored_name
 from ..format.link_guard import named_file
 from ..format.opening import examined, identity_of
-from ..format.packing_of import packing_of
+from ..format.packing_of import check_packed_alike, packing_of
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import source_rows
 from ..format.table_columns import find_field
@@ -88,21 +89,17 @@ def map_numbered(
         parts.append(_Part(Path(item.file.filename).absolute(), item.name, -1, item.shape[0]))
     specs, slabs = _slabs([(field, parts)], path)
     packing = packing_of(file, [match[0] for match in matches], group)
-    for match in matches:
-        if repr(packing.get(match[0])) != repr(packing.get(matches[0][0])):
-            raise DataError(
-                f"{path}: {match[0]!r} is packed by other attributes than {matches[0][0]!r}, so "
-                "that equal values stand for different ones; unpack all"
-            )
+    first, *later = [(repr(match[0]), packing.get(match[0], {})) for match in matches]
+    for each in later:
+        check_packed_alike(path, first, each)
     others = {name: "beside the images" for name in found.shapes if not _NUMBERED.fullmatch(name)}
     note = f"{len(matches)} datasets, {matches[0][0]} to {matches[-1][0]}, are read as one, {field}"
     samples = sum(slab.count for slab in slabs)
     left_out = {} if names is not None else found.left_out | others
-    packed = packing.get(matches[0][0])
     return DataMap(
         *(str(path), specs, slabs, samples, None, left_out),
         group=group,
-        packing={} if packed is None else {field: packed},
+        packing={field: first[1]} if first[1] else {},
         note=note,
     )
 

@@ -22,7 +22,7 @@ from ..format.chunks import Chunks, chunks_of
 from ..format.data_map import DataMap, Extent, Offsets, SlabMap
 from ..format.fields import names_in, stored_name
 from ..format.opening import Identity
-from ..format.packing_of import packing_of
+from ..format.packing_of import check_packed_alike, packing_of
 from ..format.slab_folder import FieldSpec, import_h5py
 from ..format.stored_rows import StoredRows
 from ..format.supported_dtype import (
@@ -270,11 +270,7 @@ class _Column:
 
     def _check_packing(self, place: str) -> None:
         found = packing_of(self._file, [place]).get(place, {})
-        if repr(found) != repr(self.packing):  # NaN, too, is equal to itself
-            raise DataError(
-                f"{self._path}: {place} is packed by other attributes than {self._first.name}, so "
-                "that equal values stand for different ones; unpack all"
-            )
+        check_packed_alike(self._path, (self._first.name, self.packing), (place, found))
 
     def _take_contiguous(self, item: Any, place: str) -> None:
         position = item.get_offset()  # None unless contiguous, in this file, and written

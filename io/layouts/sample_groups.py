@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..format.fields import names_in, stored_name
+from ..format.link_guard import hard_linked
 from ..format.slab_folder import LONGEST, import_h5py
 from .natural_order import natural_order
 
@@ -22,7 +23,6 @@ __all__ = [
     "LEAST_GROUPS",
     "SampleGroups",
     "find_sample_groups",
-    "hard_linked",
     "one_sample",
 ]
 
@@ -59,23 +59,6 @@ def one_sample(file: h5py.File, group: str = "") -> SampleGroups:
     """Return a file, or one of its groups, as a single sample: its arrays are fields."""
     home = hard_linked(file["/"], group) if group else file["/"]
     return SampleGroups(group, ("",), _arrays_in(home))
-
-
-def hard_linked(group: Any, path: str) -> Any:
-    """Return the item at `path` if hard links alone lead to it, else None."""
-    h5py = import_h5py()
-
-    for step in path.split("/"):
-        if not isinstance(group, h5py.Group):
-            return None
-        try:
-            link = group.get(step, getlink=True)
-        except TypeError:  # a user-defined link
-            return None
-        if not isinstance(link, h5py.HardLink):
-            return None
-        group = group[step]
-    return group
 
 
 def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
