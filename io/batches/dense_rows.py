@@ -99,7 +99,9 @@ class DenseDecode:
                 f"{self._path}: {name}/{PARTS[0]} has columns {columns.min()} to {columns.max()}, "
                 f"and the matrix {width}; restore this file"
             )
-        with claimed_memory(self._path, f"a batch of {name!r}", len(values) * count * 8):
+        with claimed_memory(
+            self._path, f"a batch of {name!r}", len(values) * count * numbers.itemsize
+        ):
             found = np.zeros((len(values), count), numbers.dtype)
         at = np.searchsorted(known, columns).clip(max=count - 1)
         kept = known[at] == columns
