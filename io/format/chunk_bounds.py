@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hsgd.errors import DataError
 
-from .chunk_grid import grid_of, number_of
+from .chunks import grid_of, number_of
 from .slab_folder import import_h5py
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ The chunks that hold the same rows are a block. A chunk may hold whole rows or a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,13 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from .chunk_grid import grid_of, number_of
 from .filters import Filter, filters_of, undo_filters, unknown_filters
 from .slab_folder import import_h5py
 
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["RUN_BYTES", "Chunks", "chunks_of", "decode"]
+__all__ = ["RUN_BYTES", "Chunks", "chunks_of", "decode", "grid_of", "number_of"]
 
 _MOST_BYTES = 4 << 30  # of one chunk; HDF5 1.x makes no larger ones
 RUN_BYTES = 1 << 20  # of chunks that are read together
@@ -171,3 +171,19 @@ def _list_chunks(
 def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the bytes of a chunk before its filters. Raises Undecodable."""
     return undo_filters(chunks.applied(chunk), stored, chunks.nbytes)
+
+
+def grid_of(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
+    """Return how many chunks of a size there are along each axis."""
+    return tuple(-(-length // step) for length, step in zip(shape, chunks, strict=True))
+
+
+def number_of(at: Sequence[int], steps: Sequence[int], grid: Sequence[int]) -> int:
+    """Return the number of the chunk that begins at `at`; -1 if none can."""
+    number = 0
+    for start, step, count in zip(at, steps, grid, strict=True):
+        place, inside = divmod(start, step)
+        if inside or place >= count:
+            return -1
+        number = number * count + place
+    return number
