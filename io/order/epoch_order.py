@@ -290,10 +290,11 @@ class EpochOrder:
 
     @property
     def piece_samples(self) -> int:
-        """About the largest number of samples in a piece."""
+        """The largest number of samples in a piece, of any epoch."""
         if self._shuffle == "full":
             return self._window_samples
-        return int(np.diff(self._window_ends, prepend=0).max(initial=1))
+        largest = np.sort(self._block_counts)[-self._window_blocks :]
+        return max(1, int(largest.sum()))
 
     def pieces(self, start: int, count: int) -> Iterator[StreamPiece]:
         """Yield `count` samples of the stream from position `start` on, wrapping at its end."""

@@ -110,14 +110,18 @@ def test_batches_that_are_kept_stay_as_they_were(folder):
         assert batch["number"].tolist() == seen[number]
 
 
-def test_memory_stays_when_an_epoch_follows_another(folder):
-    loader = loader_of(folder, 4, **TINY)
-    for epoch in range(3):
+@pytest.mark.parametrize("shuffle", ["block", "slabs", "full", "none"])
+def test_memory_stays_when_an_epoch_follows_another(tmp_path, shuffle):
+    folder = make_slabs(tmp_path / "data", 240, 40)  # blocks of 5 and of 1
+    loader = loader_of(folder, 2, shuffle=shuffle, **TINY)
+    rings = set()
+    for epoch in range(8):
         loader.set_epoch(epoch)
         numbers(loader)
-        del epoch
-    gc.collect()
-    (ring,) = loader._iterations._kept
+        gc.collect()
+        (ring,) = loader._iterations._kept
+        rings.add(ring)
+    assert len(rings) == 1
     assert loader.metrics()["buffer_bytes"] == ring.base_slots * ring.slot_bytes
 
 
