@@ -1,8 +1,15 @@
-"""send, recv and recv_anysource over torch's gloo, which connects at the first message."""
+"""send, recv and recv_anysource over torch's gloo, which connects at the first message.
+
+A gloo takes four descriptors and some threads, so a group uses that of an earlier group which has
+all of its ranks, if there is one. The tags of its messages are moved behind those of that group.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,14 +24,30 @@ from hsgd.jobs.stores.board import Board
 
 __all__ = ["PointToPoint"]
 
+# gloo has tags below 2**31: half of them belong to its own group, the others to 2,048 groups.
+_OWN_TAGS = 1 << 30
+_NUMBERS = 1 << 11
+_TAGS = _OWN_TAGS // _NUMBERS
+
+# Those with a gloo of their own, by the prefix of their keys, in the order in which they were made.
+_wholes: weakref.WeakValueDictionary[str, PointToPoint] = weakref.WeakValueDictionary()
+
 
 @keep_from_dynamo
 class _Message(dist.Work):
     """A message in flight; its errors name the other side."""
 
-    def __init__(self, what: str, work: Any, tensors: list[torch.Tensor], limit: timedelta) -> None:
+    def __init__(
+        self,
+        what: str,
+        work: Any,
+        tensors: list[torch.Tensor],
+        limit: timedelta,
+        ranks: Sequence[int],
+    ) -> None:
         super().__init__()
-        self._what, self._work, self._tensors, self._limit = what, work, tensors, limit
+        self._what, self._work, self._tensors = what, work, tensors
+        self._limit, self._ranks = limit, ranks
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the message is through; blocking. Raises PeerLost or CollectiveTimeout."""
@@ -54,31 +77,88 @@ class _Message(dist.Work):
         return future
 
     def _source_rank(self) -> int:
-        return int(self._work._source_rank())
+        return self._ranks.index(int(self._work._source_rank()))
 
 
 class PointToPoint:
-    """Messages between the ranks of one group; `local` if all of them share this node."""
+    """Messages between the ranks of one group; `local` if all of them share this node.
+
+    Collective over the group to construct, blocking.
+    """
 
     def __init__(self, board: Board, *, local: bool) -> None:
+        self._board, self._members = board, board.members
+        self._limit = timedelta(seconds=board.timeout_s)
+        self._ids: dict[int, int] = {}  # of tags that are not sent as they are
+        self._lock = threading.Lock()
+        self._number = 0  # of the group in its gloo
+        whole = _whole_of(board.members) if torch_versions.gloo_is_lazy() else None
+        if whole is not None:
+            if board.rank == 0:
+                board.publish("number", whole._board.count("numbers"))
+            self._number = int(board.read("number"))
+        if whole is not None and self._number < _NUMBERS:
+            self._whole = whole  # its gloo ends with it
+            self._gloo: Any = whole._gloo
+            self._ranks = [whole._members.index(member) for member in board.members]
+            return
+        self._number = 0
+        self._ranks = list(range(len(board.members)))
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = self._limit = timedelta(seconds=board.timeout_s)
+        options._timeout = self._limit
         options._devices = [torch_versions.gloo_device("127.0.0.1" if local else "")]
         store = PrefixStore(f"{board.prefix}/messages", board.store)
-        self._members = board.members
-        self._gloo: Any = dist.ProcessGroupGloo(store, board.rank, len(board.members), options)
+        self._gloo = dist.ProcessGroupGloo(store, board.rank, len(self._ranks), options)
+        _wholes[board.prefix] = self
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Message:
         """Start sending to a group rank; not blocking."""
-        work = self._gloo.send(tensors, to, tag)
-        return _Message(f"send to rank {self._members[to]}", work, tensors, self._limit)
+        work = self._gloo.send(tensors, self._ranks[to], self._tag(tag))
+        return self._message(f"send to rank {self._members[to]}", work, tensors)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> _Message:
         """Start receiving from a group rank; not blocking."""
-        work = self._gloo.recv(tensors, source, tag)
-        return _Message(f"recv from rank {self._members[source]}", work, tensors, self._limit)
+        work = self._gloo.recv(tensors, self._ranks[source], self._tag(tag))
+        return self._message(f"recv from rank {self._members[source]}", work, tensors)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> _Message:
         """Start receiving from the first rank that sends; not blocking."""
-        work = self._gloo.recv_anysource(tensors, tag)
-        return _Message("recv from any rank", work, tensors, self._limit)
+        work = self._gloo.recv_anysource(tensors, self._tag(tag))
+        return self._message("recv from any rank", work, tensors)
+
+    def _message(self, what: str, work: Any, tensors: list[torch.Tensor]) -> _Message:
+        return _Message(what, work, tensors, self._limit, self._ranks)
+
+    def _tag(self, tag: int) -> int:
+        """Return the tag in the gloo, where those of two groups never meet."""
+        if tag < 0:
+            raise ValueError(f"tag {tag} is negative; use one from 0 to {2 * _OWN_TAGS - 1}")
+        begin = _OWN_TAGS + self._number * _TAGS
+        if self._number == 0:
+            return tag if tag < _OWN_TAGS else begin + self._id(tag, _TAGS)
+        direct = _TAGS // 2
+        return begin + (tag if tag < direct else direct + self._id(tag, direct))
+
+    def _id(self, tag: int, most: int) -> int:
+        """Return a number below `most` for a large tag, equal on all ranks."""
+        with self._lock:
+            if tag not in self._ids:
+                if self._board.count(f"tag/{tag}") == 1:  # the first rank of the group
+                    self._board.publish(f"tag/{tag}/id", self._board.count("tags") - 1)
+                self._ids[tag] = int(self._board.read(f"tag/{tag}/id"))
+            if self._ids[tag] >= most:
+                raise ValueError(
+                    f"tag {tag}: more than {most} different tags from {_TAGS // 2} on in one "
+                    "group; use smaller tags, or the same ones again"
+                )
+            return self._ids[tag]
+
+
+def _whole_of(members: Sequence[int]) -> PointToPoint | None:
+    """Return the messages of the earliest group with a gloo that has all these ranks; local.
+
+    Ranks make the groups that they share in one order, so all members find the same.
+    """
+    wanted = set(members)
+    found = (each for each in list(_wholes.values()) if wanted.issubset(each._members))
+    return next(found, None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 
 from torch import distributed
 
-from hsgd.comm.communicator import Comm
+from hsgd.comm.communicator import EQUAL, Comm
+from hsgd.comm.connect.meeting_path import draw_meeting_path
 from hsgd.comm.connect.mpi_calls import communicator_of, may_join, world_size
 from hsgd.config import Config
 from hsgd.errors import LaunchError
@@ -17,6 +19,9 @@ from hsgd.jobs.environment.scheduled_step import scheduled_step
 from hsgd.jobs.stores.board import Board
 
 __all__ = ["meet", "open_board"]
+
+# Open communicators of groups, by the ranks of the job that they have.
+_open: weakref.WeakValueDictionary[tuple[int, ...], Comm] = weakref.WeakValueDictionary()
 
 
 def open_board(store: object, name: str, rank: int, members: list[int], timeout_s: float) -> Board:
@@ -34,7 +39,8 @@ def open_board(store: object, name: str, rank: int, members: list[int], timeout_
 def meet(board: Board, config: Config) -> Comm:
     """Make the communicator of a new group; collective over its members, blocking.
 
-    Its errors call the ranks by their numbers in the job.
+    Its errors call the ranks by their numbers in the job. If an earlier group shows that the ranks
+    share a node, they meet there at once; a second group of the same ranks measures nothing.
 
     Raises:
         CollectiveTimeout: names the ranks that did not join.
@@ -43,10 +49,36 @@ def meet(board: Board, config: Config) -> Comm:
     size = os.environ.get("WORLD_SIZE")  # trust arguments, not an image's variables
     if size == str(len(board.members)) and not distributed.is_initialized():
         _refuse_alone(os.environ)
-    ranks = [rank for rank in board.exchange("rank", _mpi_rank()) if rank is not None]
+    settings = {name: getattr(config, name) for name in EQUAL}
+    path = draw_meeting_path() if board.rank == 0 else ""
+    measured, near = _measured(board.members, config), _share_node(board.members)
+    rows = board.exchange("rank", [_mpi_rank(), measured, near, settings, path])
+    ranks = [row[0] for row in rows if row[0] is not None]
+    known = rows[0][1] if all(row[1] for row in rows) else {}  # threads may differ in their order
     if len(set(ranks)) == len(board.members):
-        return _over_mpi(ranks, config, board.members)
-    return Comm.over_board(board, config)
+        comm = _over_mpi(ranks, config, board.members, known)
+    elif all(row[2] and row[3] == settings for row in rows):
+        comm = Comm.on_node(rows[0][4], board, config, known)
+    else:
+        comm = Comm.over_board(board, config, known)
+    _open[tuple(board.members)] = comm
+    return comm
+
+
+def _measured(members: Sequence[int], config: Config) -> dict[str, int]:
+    """Return what an open communicator of the same ranks and settings has measured; local."""
+    comm = _open.get(tuple(members))
+    return {} if comm is None or comm.closed else comm.measured(config)
+
+
+def _share_node(members: Sequence[int]) -> bool:
+    """Return whether an open communicator shows that these ranks share this node; local."""
+    wanted = set(members)
+    for ranks, comm in list(_open.items()):
+        if not comm.closed and wanted.issubset(ranks):
+            node_of = dict(zip(ranks, comm.nodes, strict=True))
+            return len({node_of[rank] for rank in members}) == 1
+    return False
 
 
 def _mpi_rank() -> int | None:
@@ -70,10 +102,12 @@ def _refuse_alone(environ: Mapping[str, str]) -> None:
     )
 
 
-def _over_mpi(ranks: list[int], config: Config, members: Sequence[int]) -> Comm:
+def _over_mpi(
+    ranks: list[int], config: Config, members: Sequence[int], known: Mapping[str, int]
+) -> Comm:
     """Make it over MPI; all members are there, and other ranks take no part."""
     mpi = communicator_of(ranks, config, "the ranks of a group")
     try:
-        return Comm.over_mpi(mpi, config, members)  # duplicates it
+        return Comm.over_mpi(mpi, config, members, known)  # duplicates it
     finally:
         mpi.Free()

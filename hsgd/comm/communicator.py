@@ -13,7 +13,8 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -48,12 +49,12 @@ if TYPE_CHECKING:
     from hsgd.comm.device.device_comm import DeviceComm, DeviceRequest
     from hsgd.metrics import Counters
 
-__all__ = ["DTYPES", "OPS", "Comm", "Op"]
+__all__ = ["DTYPES", "EQUAL", "OPS", "Comm", "Op"]
 
 _code_of = OP_CODES.get  # a bound method: the lookup on an imported name is slower
 _step_numbers = itertools.count()  # of communicators of all ranks of a scheduler's step
 _REFUSED_S = 1.0  # seconds; ranks that refuse a communicator do so together
-_EQUAL = (
+EQUAL = (
     *("oneshot_bytes", "chunk_bytes", "wire_oneshot_bytes", "wire_chunk_bytes", "wire_radix"),
     *("wire_dtype", "flat_ranks", "slots", "store"),
 )
@@ -158,16 +159,29 @@ class Comm(Closing):
         self._keep_over_mpi(world, config, None)
 
     @classmethod
-    def over_mpi(cls, comm: Any, config: Config, rank_names: Sequence[int] | None) -> Comm:
+    def over_mpi(
+        cls,
+        comm: Any,
+        config: Config,
+        rank_names: Sequence[int] | None,
+        known: Mapping[str, int] | None = None,
+    ) -> Comm:
         """Make one over an mpi4py intracommunicator; collective, blocking.
 
-        Errors call its ranks by `rank_names`, None: by their ranks in it.
+        Errors call its ranks by `rank_names`, None: by their ranks in it. `known`: see
+        native_options().
         """
         self = cls.__new__(cls)
-        self._keep_over_mpi(comm, config, rank_names)
+        self._keep_over_mpi(comm, config, rank_names, known)
         return self
 
-    def _keep_over_mpi(self, world: Any, config: Config, rank_names: Sequence[int] | None) -> None:
+    def _keep_over_mpi(
+        self,
+        world: Any,
+        config: Config,
+        rank_names: Sequence[int] | None,
+        known: Mapping[str, int] | None = None,
+    ) -> None:
         from mpi4py import MPI
 
         library = _mpi_library(MPI)
@@ -179,7 +193,7 @@ class Comm(Closing):
             ending.watch(config.abort_after_s)
         of_all = 1 < world.size == MPI.COMM_WORLD.size
         try:
-            options = native_options(config, rank_names)
+            options = native_options(config, rank_names, known)
             self._keep(library.create(MPI._addressof(world), options))
         except Exception as error:
             if of_all and not isinstance(error, (PeerLost, CollectiveTimeout)):  # on all ranks
@@ -221,13 +235,22 @@ class Comm(Closing):
         preemption.add_comm(self)
         return self
 
-    def _keep_local(self, path: str, rank: int, size: int, config: Config) -> None:
+    def _keep_local(
+        self,
+        path: str,
+        rank: int,
+        size: int,
+        config: Config,
+        rank_names: Sequence[int] | None = None,
+        known: Mapping[str, int] | None = None,
+    ) -> None:
         from hsgd import _native
 
         if "\0" in str(path):
             raise ValueError(f"Comm.local: path {str(path)!r} has a NUL character")
         place = c_int("Comm.local: rank", rank), c_int("Comm.local: size", size)
-        self._keep(_native.Comm.local(str(path), *place, native_options(config)))
+        options = native_options(config, rank_names, known)
+        self._keep(_native.Comm.local(str(path), *place, options))
         self._config = config
 
     @classmethod
@@ -275,15 +298,32 @@ class Comm(Closing):
         return self
 
     @classmethod
-    def over_board(cls, board: Board, config: Config) -> Comm:
-        """Make one of the ranks of a board, as over_store(); errors call them as the board does."""
+    def on_node(
+        cls, path: str, board: Board, config: Config, known: Mapping[str, int] | None = None
+    ) -> Comm:
+        """Make one of the ranks of a board, all of this node, at a path, as local()."""
         self = cls.__new__(cls)
-        self._keep_over_store(board, config)
+        members = board.members
+        self._keep_local(path, board.rank, len(members), config, members, known)
         return self
 
-    def _keep_over_store(self, board: Board, config: Config) -> None:
-        options = native_options(config, board.members)
-        equal = {name: getattr(config, name) for name in _EQUAL}
+    @classmethod
+    def over_board(
+        cls, board: Board, config: Config, known: Mapping[str, int] | None = None
+    ) -> Comm:
+        """Make one of the ranks of a board, as over_store(); errors call them as the board does.
+
+        `known`: see native_options().
+        """
+        self = cls.__new__(cls)
+        self._keep_over_store(board, config, known)
+        return self
+
+    def _keep_over_store(
+        self, board: Board, config: Config, known: Mapping[str, int] | None = None
+    ) -> None:
+        options = native_options(config, board.members, known)
+        equal = {name: getattr(config, name) for name in EQUAL}
         self._keep(meet_over_store(board, options, equal, _names(config)))
         self._config = config
 
@@ -1020,6 +1060,23 @@ class Comm(Closing):
     def leaders(self) -> int:
         """Local ranks per node that carry data between nodes; 0 on one node."""
         return self._place.leaders
+
+    def measured(self, config: Config) -> dict[str, int]:
+        """Return options by name that save another communicator of these ranks its measurements.
+
+        Local. Empty if `config` differs in more than the deadline.
+        """
+        if replace(config, timeout_s=self.timeout_s) != self._config:
+            return {}
+        place = self._place
+        found = {"known_store": 2 if place.nontemporal else 1}
+        if place.node_count == 1:
+            found |= {
+                "oneshot_bytes": place.oneshot_bytes,
+                "known_allreduce_bytes": place.allreduce_bytes,
+                "chunk_bytes": place.chunk_bytes,
+            }
+        return found
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"node {self.cross_rank} of {self.cross_size}"

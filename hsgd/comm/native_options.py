@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hsgd.config import Config
@@ -16,10 +16,15 @@ _WIRE_DTYPES = {"none": 0, "float16": 2, "bfloat16": 3}  # codes of hsgd_dtype
 _STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
 
 
-def native_options(config: Config, rank_names: Sequence[int] | None = None) -> _native.Options:
+def native_options(
+    config: Config,
+    rank_names: Sequence[int] | None = None,
+    known: Mapping[str, int] | None = None,
+) -> _native.Options:
     """Return the core's options for a communicator of this process; local.
 
-    Errors call the ranks by `rank_names`, None: by their ranks in the communicator.
+    Errors call the ranks by `rank_names`, None: by their ranks in the communicator. `known`: what
+    Comm.measured() returned for the same ranks, instead of new measurements; {} and None: nothing.
     """
     from hsgd import _native
 
@@ -36,6 +41,8 @@ def native_options(config: Config, rank_names: Sequence[int] | None = None) -> _
     options.slots = config.slots
     options.spin = config.spin
     options.nontemporal = _STORES[config.store]
+    for name, value in (known or {}).items():
+        setattr(options, name, value)
     if rank_names is not None:
         options.rank_names = rank_names
     return options

@@ -38,6 +38,8 @@ void bind_structures(nb::module_& module) {
   nb::class_<Options>(module, "Options")
       .def(nb::init<>())
       .def_rw("nontemporal", &hsgd_options::nontemporal)
+      .def_rw("known_store", &hsgd_options::known_store)
+      .def_rw("known_allreduce_bytes", &hsgd_options::known_allreduce_bytes)
       .def_rw("timeout_s", &hsgd_options::timeout_s)
       .def_rw("oneshot_bytes", &hsgd_options::oneshot_bytes)
       .def_rw("chunk_bytes", &hsgd_options::chunk_bytes)
