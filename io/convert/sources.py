@@ -19,7 +19,7 @@ from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunk_bounds import check_stored_chunks
-from ..format.fields import UnequalRows, choose_fields, find_fields, linked_file
+from ..format.fields import UnequalRows, choose_fields, find_fields, linked_file, stored_name
 from ..format.filters import load_filters
 from ..format.opening import examined, first_line
 from ..format.packing_of import packing_of
@@ -36,7 +36,6 @@ from ..order.epoch_order import IntArray
 from ..reading.claimed_memory import claimed_memory
 from ..reading.row_reader import RowReader
 from .class_folders import IMAGE_SUFFIXES
-from .grouped_source import GroupedSource
 from .joined_source import JoinedSource
 from .record_sources import (
     CsvSource,
@@ -88,7 +87,7 @@ def _read_lengths(source: Source, spec: FieldSpec) -> IntArray:
 
 
 class Hdf5Source(Source):
-    """An HDF5 file of rectangular datasets, or a slab folder."""
+    """What open_map() opens: HDF5 files, whose samples may be groups, or a slab folder."""
 
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._data = open_map(path, fields)
@@ -97,6 +96,8 @@ class Hdf5Source(Source):
         self.specs, self.left_out = self._data.fields, self._data.left_out
         self.num_samples = self._data.num_samples
         self.notes = [f"{path}: {self._data.note}"] if self._data.note else []
+        if self._data.sample_group:
+            self.left_out_are = "groups and fields"
         linked = [Path(other) for other, _ in self._data.linked_files()]
         own = [path] if path.is_file() else []
         slabs = (Path(slab.path) for slab in self._data.slabs)
@@ -115,13 +116,31 @@ class Hdf5Source(Source):
                 reader.read(spec.name, row, block)
                 yield block
 
+    def lengths(self, spec: FieldSpec) -> IntArray | None:
+        held = [offsets.held for offsets in self._data.offsets(spec)]
+        if not all(held):
+            return None
+        return np.concatenate([np.diff(np.frombuffer(ends, np.int64)) for ends in held])
+
     def attributes(self) -> Attributes:
+        """Return the attributes of the file and its fields; of groups of samples packing alone."""
         path = self._path
         if path.is_dir():
             is_joined = self._data.header is None
             path = Path(self._data.slabs[0].path) if is_joined else path / INDEX_NAME
+        first = self._data.sample_group
+        names = {stored_name(first, spec.name): spec.name for spec in self.specs}
         with examined(path) as file:
-            return read_attributes(file, [spec.name for spec in self.specs])
+            found = read_attributes(file, names)
+        kept = Attributes(left_out=found.left_out)
+        for place, values in found.values.items():
+            name = names.get(place, place)
+            for key, value in values.items():
+                if not first or not place or key in self.packing.get(name, {}):
+                    kept.values.setdefault(name, {})[key] = value
+                else:
+                    kept.left_out[f"{place}@{key}"] = "an attribute of one sample, or of several"
+        return kept
 
 
 class VlenSource(Source):
@@ -312,12 +331,12 @@ def open_source(
     return _open_hdf5(path, fields)
 
 
-def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Source | GroupedSource:
+def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Source:
     with examined(path) as file:
         groups = None if read_header(file) else find_sample_groups(file)
-    if groups is not None and groups.are_meant(fields):
-        return GroupedSource(path, groups, fields)
-    return VlenSource(path, fields) if _has_vlen(path, fields) else Hdf5Source(path, fields)
+    has_rows = groups is None or not groups.are_meant(fields)
+    is_vlen = has_rows and _has_vlen(path, fields)
+    return VlenSource(path, fields) if is_vlen else Hdf5Source(path, fields)
 
 
 def _open_folder(

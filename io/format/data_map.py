@@ -77,6 +77,7 @@ class DataMap:
         access: how data behind a URL is read; None for files.
         packing: by field, attributes of fields whose stored values stand for others.
         note: how the layout of the files was understood; "" if rows are samples.
+        sample_group: the group of the first sample, if groups of the file are samples.
     """
 
     path: str
@@ -90,6 +91,7 @@ class DataMap:
     access: RemoteAccess | None = None
     packing: Packing = field(default_factory=dict)
     note: str = ""
+    sample_group: str = ""
 
     @property
     def row_bytes(self) -> int:

@@ -96,6 +96,7 @@ def map_sample_groups(
         group=group,
         packing={column.name: column.packing for column in columns if column.packing},
         note=note,
+        sample_group=places[0],
     )
 
 
