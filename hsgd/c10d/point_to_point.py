@@ -17,19 +17,21 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from hsgd.c10d import torch_versions
+from hsgd.c10d import NAME, torch_versions
 from hsgd.c10d.torch_versions import keep_from_dynamo
-from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.jobs.stores.board import Board
 
-__all__ = ["PointToPoint"]
+__all__ = ["PointToPoint", "draw_seat"]
 
 # gloo has tags below 2**31: half of them belong to its own group, the others to 2,048 groups.
 _OWN_TAGS = 1 << 30
 _NUMBERS = 1 << 11
 _TAGS = _OWN_TAGS // _NUMBERS
 
-# Those with a gloo of their own, by the prefix of their keys, in the order in which they were made.
+Seat = tuple[str, int]  # a key of _wholes, and the number of the group there; 0: in none
+
+# Those with a gloo of their own, by the prefix of their keys.
 _wholes: weakref.WeakValueDictionary[str, PointToPoint] = weakref.WeakValueDictionary()
 
 
@@ -83,26 +85,23 @@ class _Message(dist.Work):
 class PointToPoint:
     """Messages between the ranks of one group; `local` if all of them share this node.
 
-    Collective over the group to construct, blocking.
+    `seat` is what draw_seat() gave rank 0 of the group.
     """
 
-    def __init__(self, board: Board, *, local: bool) -> None:
+    def __init__(self, board: Board, seat: Seat, *, local: bool) -> None:
         self._board, self._members = board, board.members
         self._limit = timedelta(seconds=board.timeout_s)
         self._ids: dict[int, int] = {}  # of tags that are not sent as they are
         self._lock = threading.Lock()
-        self._number = 0  # of the group in its gloo
-        whole = _whole_of(board.members) if torch_versions.gloo_is_lazy() else None
-        if whole is not None:
-            if board.rank == 0:
-                board.publish("number", whole._board.count("numbers"))
-            self._number = int(board.read("number"))
-        if whole is not None and self._number < _NUMBERS:
-            self._whole = whole  # its gloo ends with it
-            self._gloo: Any = whole._gloo
-            self._ranks = [whole._members.index(member) for member in board.members]
+        self._whole: PointToPoint | None = None  # whose gloo this is, and ends with it
+        where, self._number = seat
+        if self._number:
+            self._whole = _wholes.get(where)
+            if self._whole is None:
+                raise HsgdError(f"{NAME}: another rank has a group that this one destroyed")
+            self._gloo: Any = self._whole._gloo
+            self._ranks = [self._whole._members.index(member) for member in board.members]
             return
-        self._number = 0
         self._ranks = list(range(len(board.members)))
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = self._limit
@@ -110,6 +109,10 @@ class PointToPoint:
         store = PrefixStore(f"{board.prefix}/messages", board.store)
         self._gloo = dist.ProcessGroupGloo(store, board.rank, len(self._ranks), options)
         _wholes[board.prefix] = self
+
+    def close(self) -> None:
+        """Lend the gloo to no other group; local."""
+        _wholes.pop(self._board.prefix, None)
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Message:
         """Start sending to a group rank; not blocking."""
@@ -154,11 +157,11 @@ class PointToPoint:
             return self._ids[tag]
 
 
-def _whole_of(members: Sequence[int]) -> PointToPoint | None:
-    """Return the messages of the earliest group with a gloo that has all these ranks; local.
-
-    Ranks make the groups that they share in one order, so all members find the same.
-    """
+def draw_seat(members: Sequence[int]) -> Seat:
+    """Return where a group can send its messages: in a gloo that has all these ranks; local."""
     wanted = set(members)
-    found = (each for each in list(_wholes.values()) if wanted.issubset(each._members))
-    return next(found, None)
+    for where, whole in list(_wholes.items()) if torch_versions.gloo_is_lazy() else ():
+        if wanted.issubset(whole._members):
+            number = whole._board.count("numbers")
+            return where, number if number < _NUMBERS else 0
+    return "", 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import distributed
 
@@ -36,8 +37,10 @@ def open_board(store: object, name: str, rank: int, members: list[int], timeout_
     return Board(store, rank, members, timeout_s, prefix=prefix, caller="init_process_group")
 
 
-def meet(board: Board, config: Config) -> Comm:
+def meet(board: Board, config: Config, offer: Any = None) -> tuple[Comm, Any]:
     """Make the communicator of a new group; collective over its members, blocking.
+
+    Also returns what group rank 0 gave as `offer`, of JSON.
 
     Its errors call the ranks by their numbers in the job. If an earlier group shows that the ranks
     share a node, they meet there at once; a second group of the same ranks measures nothing.
@@ -52,7 +55,7 @@ def meet(board: Board, config: Config) -> Comm:
     settings = {name: getattr(config, name) for name in EQUAL}
     path = draw_meeting_path() if board.rank == 0 else ""
     measured, near = _measured(board.members, config), _share_node(board.members)
-    rows = board.exchange("rank", [_mpi_rank(), measured, near, settings, path])
+    rows = board.exchange("rank", [_mpi_rank(), measured, near, settings, path, offer])
     ranks = [row[0] for row in rows if row[0] is not None]
     known = rows[0][1] if all(row[1] for row in rows) else {}  # threads may differ in their order
     if len(set(ranks)) == len(board.members):
@@ -62,7 +65,7 @@ def meet(board: Board, config: Config) -> Comm:
     else:
         comm = Comm.over_board(board, config, known)
     _open[tuple(board.members)] = comm
-    return comm
+    return comm, rows[0][5]
 
 
 def _measured(members: Sequence[int], config: Config) -> dict[str, int]:
