@@ -142,8 +142,9 @@ def is_matlab(file: h5py.File, stored: str) -> bool:
 
 def names_in(group: h5py.Group) -> tuple[list[str], dict[str, str]]:
     """Return the names in a group, sorted, and why others cannot be used."""
-    names = sorted(name for name in group if isinstance(name, str))
-    odd = sorted(name for name in group if isinstance(name, bytes))
+    found = list(group)
+    names = sorted(name for name in found if isinstance(name, str))
+    odd = sorted(name for name in found if isinstance(name, bytes))
     shown = (name.decode("utf-8", "backslashreplace") for name in odd)
     return names, dict.fromkeys(shown, "its name is not UTF-8; rename it")
 
