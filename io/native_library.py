@@ -29,4 +29,11 @@ def native_library() -> ctypes.CDLL:
     library.hsgd_io_fletcher32.restype = ctypes.c_uint32
     library.hsgd_io_unshuffle.argtypes = [pointer, count, count, pointer]
     library.hsgd_io_unshuffle.restype = None
+    library.hsgd_io_array_form.argtypes = [
+        *(ctypes.c_int, count, ctypes.c_uint64, ctypes.c_char_p),
+        *(pointer, count, pointer),
+    ]
+    library.hsgd_io_array_form.restype = count
+    library.hsgd_io_find_arrays.argtypes = [pointer, pointer, count, pointer, pointer]
+    library.hsgd_io_find_arrays.restype = None
     return library

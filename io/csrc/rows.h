@@ -1,5 +1,5 @@
 // The C interface of libhsgd_io: moves rows of a file to their places in a batch, in one call,
-// and undoes filters.
+// undoes filters, and finds arrays in files with many groups.
 //
 // io/native_library.py repeats these prototypes for ctypes, which releases the GIL during a
 // call. No state, no thread, no allocation: any thread may call any function.
@@ -113,6 +113,53 @@ HSGD_IO_API uint32_t hsgd_io_fletcher32(const void* from, int64_t size);
 // Undoes the shuffle filter: plane k of `from` has byte k of every item of `item` bytes. Bytes
 // after the last whole item are copied.
 HSGD_IO_API void hsgd_io_unshuffle(const void* from, int64_t size, int64_t item, void* to);
+
+// The functions below read the headers of HDF5 objects in a file with a group for each sample. The
+// file may be damaged; nothing outside of it, and of the memory given, is read or written. What
+// they do not know is left to HDF5.
+
+// A step on the way from the group of a sample to its arrays. Steps of one group follow one
+// another.
+struct hsgd_io_step {
+  int64_t parent;  // the step before, which is a lower one; -1 for the group of the sample
+  int64_t field;   // the array to which it leads; -1 if it is a group
+  const char* name;
+  int64_t name_bytes;
+};
+
+// Where arrays lie: array f of sample s of n is number f * n + s.
+struct hsgd_io_places {
+  int64_t* positions;
+  int64_t* sizes;   // as stored
+  uint32_t* masks;  // bit n is set if the n-th filter was not applied
+  int64_t* rows;    // length of the first axis; 1 without axes
+};
+
+// What is to be found in each group. The header of an array must have the form given, in which
+// neither the place of an array nor the length of its first axis is fixed.
+struct hsgd_io_forms {
+  int64_t file;  // a descriptor
+  int64_t file_bytes;
+  int64_t step_count;
+  const struct hsgd_io_step* steps;
+  int64_t field_count;
+  const void* const* forms;
+  const int64_t* form_bytes;
+  const char* valued;  // as for the forms
+};
+
+// Writes the form of the dataset at `address`, and its place. Returns the bytes of the form; 0 if
+// HDF5 must read it, or if they are more than `room`. valued: names of the attributes whose values
+// are part of the form, each ended by 0, and an empty one.
+HSGD_IO_API int64_t hsgd_io_array_form(int file, int64_t file_bytes, uint64_t address,
+                                       const char* valued, void* form, int64_t room,
+                                       const struct hsgd_io_places* place);
+
+// Finds the arrays of the groups at `count` addresses. found[s] is 1 for a sample with all arrays,
+// each stored in one piece or in one chunk inside the file; 0 if HDF5 must look.
+HSGD_IO_API void hsgd_io_find_arrays(const struct hsgd_io_forms* forms, const uint64_t* groups,
+                                     int64_t count, uint8_t* found,
+                                     const struct hsgd_io_places* places);
 
 #ifdef __cplusplus
 }

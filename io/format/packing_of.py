@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILLS",
+    "PACKING_ATTRIBUTES",
     "Packing",
     "check_packed_alike",
     "packed_alike",
@@ -35,7 +36,7 @@ FILLS = ("_FillValue", "missing_value", "MissingValue")
 Packing = Mapping[str, Mapping[str, Any]]  # field -> attribute -> numbers or text
 
 # Attribute -> the value that changes nothing.
-_ATTRIBUTES: dict[str, float | str | None] = {
+PACKING_ATTRIBUTES: dict[str, float | str | None] = {
     "scale_factor": 1.0,
     "add_offset": 0.0,
     "_Unsigned": "false",
@@ -58,9 +59,13 @@ def packing_of(file: h5py.Group, fields: Iterable[str], group: str = "") -> dict
         stored = stored_name(group, name)
         # What a table says holds for its columns.
         place = (stored if stored in file else stored.rpartition("/")[0]).encode()
-        values = {key: _read(file, place, key) for key in _ATTRIBUTES if _has(file, place, key)}
+        values = {
+            key: _read(file, place, key) for key in PACKING_ATTRIBUTES if _has(file, place, key)
+        }
         plain = {
-            key for key, v in values.items() if v == _ATTRIBUTES[key] or (v != v and key in FILLS)
+            key
+            for key, v in values.items()
+            if v == PACKING_ATTRIBUTES[key] or (v != v and key in FILLS)
         }
         values = {key: v for key, v in values.items() if key not in plain}
         if values:

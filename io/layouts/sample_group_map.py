@@ -24,6 +24,7 @@ from ..format.fields import names_in, stored_name
 from ..format.opening import Identity
 from ..format.packing_of import check_packed_alike, packing_of
 from ..format.slab_folder import FieldSpec, import_h5py
+from ..format.sparse_kind import PARTS
 from ..format.stored_rows import StoredRows
 from ..format.supported_dtype import (
     NO_NUMBERS,
@@ -34,6 +35,7 @@ from ..format.supported_dtype import (
     supported_dtype,
 )
 from .file_map import map_file
+from .sample_arrays import FirstArray, FoundArrays, SampleArrays
 from .sample_groups import SampleGroups
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["map_sample_groups"]
 
+_AT_ONCE = 4096  # groups
 _APART = "its arrays are not all contiguous, or all one chunk with the same filters"
 
 
@@ -80,7 +83,8 @@ def map_sample_groups(
     columns = _begun(columns, home.id, groups, left_out if names is None else None)
     if not columns:
         raise DataError(f"{path}: no field of numbers in its groups ({', '.join(groups.fields)})")
-    places = _places(home.id, groups, columns, left_out)
+    arrays = _arrays(file, identity, columns)
+    places = _places(home.id, groups, columns, left_out, arrays)
     if not places:
         raise DataError(f"{path}: no group has all of {', '.join(c.name for c in columns)}")
     note = f"each of {len(places)} groups, {places[0]} to {places[-1]}, is read as one sample"
@@ -101,17 +105,41 @@ def map_sample_groups(
 
 
 def _places(
-    home: Any, groups: SampleGroups, columns: Sequence[_Column], left_out: dict[str, str]
+    home: Any,
+    groups: SampleGroups,
+    columns: Sequence[_Column],
+    left_out: dict[str, str],
+    arrays: SampleArrays | None,
 ) -> tuple[str, ...]:
-    """Add all groups to the columns; return those that have all fields, others go to `left_out`."""
-    found = []
-    for name in groups.names:
-        place = stored_name(groups.home, name)
-        missing = _add(home, name, place, columns)
-        if missing:
-            left_out[name] = f"no {', '.join(missing)}"
-        else:
-            found.append(place)
+    """Add all groups to the columns; return those that have all fields, others go to `left_out`.
+
+    Groups that `arrays` does not know are examined by h5py, and all if a field needs it.
+    """
+    found: list[str] = []
+
+    def examine(names: Sequence[str]) -> None:
+        for name in names:
+            place = stored_name(groups.home, name)
+            missing = _add(home, name, place, columns)
+            if missing:
+                left_out[name] = f"no {', '.join(missing)}"
+            else:
+                found.append(place)
+
+    for start in range(0, len(groups.names), _AT_ONCE):
+        names = groups.names[start : start + _AT_ONCE]
+        if arrays is None or not all(column.is_located for column in columns):
+            examine(names)
+            continue
+        those, begin = arrays.find(home, names), 0
+        for stop in (*np.flatnonzero(~those.known).tolist(), len(names)):
+            if all(column.is_located for column in columns):
+                for number, column in enumerate(columns):
+                    column.add_found(those, number, slice(begin, stop))
+                found += [stored_name(groups.home, name) for name in names[begin:stop]]
+                begin = stop
+            examine(names[begin : stop + 1])
+            begin = stop + 1
     return tuple(found)
 
 
@@ -127,7 +155,11 @@ def _slabs(
         extents = {column.name: column.extent(places) for column in columns}
         return (SlabMap(str(path), 0, len(places), identity, extents),)
     by_column = [
-        [_ragged_extent(file, path, identity, place, column.name) for place in places]
+        [
+            column.ragged_extent(number, place)
+            or _ragged_extent(file, path, identity, place, column.name)
+            for number, place in enumerate(places)
+        ]
         if column.is_ragged
         else column.extents(places)
         for column in columns
@@ -144,10 +176,15 @@ def _ragged_extent(
 ) -> Extent:
     """Return the extent of one array as that of a ragged field with one sample."""
     _, slab = map_file(file, path, identity, 0, [name], group=place)
-    ends = np.array([0, slab.count], np.int64).tobytes()
-    offsets = Offsets(-1, b"", 0, slab.count, slab.count, slab.count, held=ends)
-    found = replace(slab.extents[name], offsets=offsets, stored=stored_name(place, name))
+    found = _with_offsets(slab.extents[name], slab.count, stored_name(place, name))
     return found if slab.count else replace(found, offset=0, refusal="")
+
+
+def _with_offsets(extent: Extent, rows: int, stored: str) -> Extent:
+    """Return an extent as that of a ragged field, whose only sample has `rows` elements."""
+    ends = np.array([0, rows], np.int64).tobytes()
+    offsets = Offsets(-1, b"", 0, rows, rows, rows, held=ends)
+    return replace(extent, offsets=offsets, stored=stored)
 
 
 def _begun(
@@ -165,6 +202,13 @@ def _begun(
         else:
             found.append(column)
     return found
+
+
+def _arrays(file: h5py.File, identity: Identity, columns: Sequence[_Column]) -> SampleArrays | None:
+    """Return the finder of arrays that are stored as the first ones are."""
+    if not all(column.is_located for column in columns):
+        return None
+    return SampleArrays(file, identity[0], [column.first_array() for column in columns])
 
 
 def _add(home: Any, name: str, place: str, columns: Sequence[_Column]) -> list[str]:
@@ -220,6 +264,7 @@ class _Column:
         self._refusal, self._unwritten = "", ""
         self._stored = StoredRows()
         self._positions, self._sizes, self._masks = array("q"), array("q"), array("I")
+        self._rows = array("q")  # of arrays in one piece, found by their headers; others -1
 
     def add(self, item: Any, place: str) -> None:
         """Add the array of the next sample, at `place` in the file. Raises DataError."""
@@ -230,10 +275,43 @@ class _Column:
             self._check_packing(place)
         if self.is_ragged or self._refusal:
             self._check_rows(item, place)
+            self._append(-1, 0, 0)
         elif self._chunks is None:
             self._take_contiguous(item, place)
         else:
             self._take_chunk(item, place)
+
+    def add_found(self, arrays: FoundArrays, number: int, samples: slice) -> None:
+        """Add the arrays of some samples, of which this is field `number`."""
+        rows = arrays.rows[number, samples]
+        self.is_ragged = self.is_ragged or bool((rows != self._row_count).any())
+        self._positions.frombytes(arrays.positions[number, samples].tobytes())
+        self._sizes.frombytes(arrays.sizes[number, samples].tobytes())
+        self._masks.frombytes(arrays.masks[number, samples].tobytes())
+        self._rows.frombytes((rows if self._row_bytes else np.full_like(rows, -1)).tobytes())
+
+    @property
+    def is_located(self) -> bool:
+        """True if the places of arrays in the file are wanted."""
+        return not self._refusal and self._nbytes > 0
+
+    @property
+    def _row_count(self) -> int:
+        return self._shape[0] if self._shape else 1
+
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes along the first axis of an array in one piece; 0 of one in a chunk."""
+        return 0 if self._chunks is not None else self._nbytes // self._row_count
+
+    def first_array(self) -> FirstArray:
+        """Return the first array and its place."""
+        place = self._first.id.get_offset(), self._nbytes, 0
+        if self._chunks is not None:
+            (position, size), masks = self._chunks.place(0), array("I", self._chunks.masks)
+            place = position, size, masks[0]
+        address = self._file.id.links.get_info(self._first.name.encode()).u
+        return FirstArray(self.name, address, place, self._row_count, self._row_bytes)
 
     def begin(self, item: Any) -> None:
         """Take the form of all arrays from this one, the first. Raises DataError."""
@@ -306,14 +384,19 @@ class _Column:
                 f"{self._path}: truncated, {place} needs bytes [{position}, {position + nbytes}) "
                 f"and the file ends at {self._file_bytes}; copy or convert it again"
             )
+        self._append(position, nbytes, mask)
+
+    def _append(self, position: int, nbytes: int, mask: int) -> None:
         self._positions.append(position)
         self._sizes.append(nbytes)
         self._masks.append(mask)
+        self._rows.append(-1)
 
     def _give_up(self, item: Any, place: str) -> None:
         """Leave this field to h5py. Arrays until here were written, in this file."""
         self._refusal, self._chunks = _APART, None
         self._check_rows(item, place)
+        self._append(-1, 0, 0)
 
     def _check_rows(self, item: Any, place: str) -> None:
         gaps = self._stored.gaps(self._h5py.Dataset(item))
@@ -323,6 +406,14 @@ class _Column:
     def spec(self) -> FieldSpec:
         shape = self._shape[1:] if self.is_ragged else self._shape
         return FieldSpec(self.name, shape, self._dtype.newbyteorder("="), self.is_ragged)
+
+    def ragged_extent(self, number: int, place: str) -> Extent | None:
+        """Return the extent of a ragged field in one sample, if its header has said it all."""
+        rows = self._rows[number]
+        if rows < 0 or self.steps[-1].decode() in PARTS:  # of a sparse matrix, perhaps
+            return None
+        found = Extent(self._positions[number], self._dtype, 1, self._dtype.itemsize, "")
+        return _with_offsets(found, rows, f"{place}/{self.name}")
 
     def extents(self, places: tuple[str, ...]) -> Iterator[Extent]:
         """Yield where the array of each sample is, as extent() does for all."""

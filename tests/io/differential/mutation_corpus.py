@@ -19,7 +19,7 @@ from hdf5_samples import arrays_of, make_ragged_slabs, make_slabs
 from mutations import Layout, layout_of
 from random_files import random_file
 
-__all__ = ["Subject", "subjects"]
+__all__ = ["Subject", "subjects", "values_in"]
 
 _MOST_BYTES = 256 << 10  # of a file that is changed
 _PUBLISHED = 25  # files of others in one corpus
@@ -141,14 +141,14 @@ def _subject(path: Path, files: Sequence[Path]) -> Subject:
     return Subject(
         path,
         {
-            each: (content, layout_of(content, _values(each)))
+            each: (content, layout_of(content, values_in(each)))
             for each, content in contents.items()
             if len(content) <= _MOST_BYTES
         },
     )
 
 
-def _values(path: Path) -> list[tuple[int, int]]:
+def values_in(path: Path) -> list[tuple[int, int]]:
     """Return the bytes of a file that are samples."""
     found: list[tuple[int, int]] = []
 
