@@ -144,7 +144,7 @@ soak: $(VENV)/.dev ## millions of calls, thousands of communicators, an hour of 
 ifeq ($(TORCH),)
 test-torch: $(VENV)/.dev $(VENV)/.horovod ## long training and jobs of torch, torch's own tests; TORCH=2.15.0: with that torch
 	$(PYTEST) -m torch $(PYTEST_ARGS)
-	for size in 3 4; do $(BIN)/python tests/c10d/torch_suite.py --size $$size; done
+	for size in 3 4; do $(BIN)/python tests/c10d/suite/torch_suite.py --size $$size; done
 else
 # In a copy with an environment of its own: what is built here stays linked to the MPI of $(VENV).
 test-torch: COPY := build/torch-$(TORCH)
@@ -158,7 +158,7 @@ endif
 test-torch-version: $(VENV)/.dev
 	$(PYTEST) -m '$(NEAR)' --ignore tests/torch/test_training.py $(PYTEST_ARGS) \
 	  tests/c10d tests/operators tests/torch tests/launch/test_as_horovod.py
-	$(BIN)/python tests/c10d/torch_suite.py --size 3
+	$(BIN)/python tests/c10d/suite/torch_suite.py --size 3
 
 test-bench: $(VENV)/.dev $(VENV)/.horovod ## a short run of each benchmark
 	$(PYTEST) -m bench $(PYTEST_ARGS)

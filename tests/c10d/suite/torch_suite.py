@@ -1,7 +1,7 @@
 """torch's own tests of torch.distributed, which every torch brings, over several backends.
 
-    python tests/c10d/torch_suite.py                      all backends, a table
-    python tests/c10d/torch_suite.py --over hsgd NAME ... some tests over one
+    python tests/c10d/suite/torch_suite.py                      all backends, a table
+    python tests/c10d/suite/torch_suite.py --over hsgd NAME ... some tests over one
 
 Owns the running: the tests are those of torch.testing._internal.distributed.distributed_test, each
 in processes of its own, forked where torch's own runner starts Python anew. "as gloo" is the name
