@@ -81,7 +81,7 @@ def _map_sources(
         if fate != "whole":
             made.features.append(f"source {number} {fate}")
             made.has_gaps |= all(size)
-            made.ends_hdf5 |= fate == "short"
+            made.ends_hdf5 |= fate == "short" and all(size)
         if fate == "unmapped" or not all(size):
             continue
         path, more = folder / f"{stem}-{number}.h5", 0
