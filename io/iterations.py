@@ -33,11 +33,10 @@ class Iterations:
     def take_ring(self, slots: int, new_ring: Callable[[int], BufferRing]) -> BufferRing:
         """Return a ring that is not in use; memory is kept from one epoch to the next."""
         with self._lock:
-            fitting = [ring for ring in self._kept if ring.base_slots >= slots]
-            if fitting:
-                ring = fitting[0]
-                self._kept.remove(ring)
+            if self._kept:
+                ring = self._kept.pop()
                 ring.discard_wakes()
+                ring.enlarge(slots)
             else:
                 ring = new_ring(slots)
             self._used.append(ring)

@@ -62,9 +62,7 @@ class Collectives(dist.ProcessGroup):
         config = Config.from_env()
         self._limit_s = min(timeout.total_seconds(), config.timeout_s)
         self._board = open_board(store, name, rank, members, self._limit_s)
-        offer = self._offer() if rank == 0 else None
-        config = dataclasses.replace(config, timeout_s=self._limit_s)
-        comm, self._offered = meet(self._board, config, offer)
+        comm = meet(self._board, dataclasses.replace(config, timeout_s=self._limit_s))
         self._comm: Any = comm
         self._queue: Comm | None = comm  # executes the works
         self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
@@ -77,9 +75,6 @@ class Collectives(dist.ProcessGroup):
         self._end.atexit = False  # Comm closes itself before the interpreter ends
         forget = weakref.WeakMethod(self._forget)
         comm.before_close(lambda: (method := forget()) and method())
-
-    def _offer(self) -> Any:
-        """Return what rank 0 tells the other ranks, of JSON, as the group is made; local."""
 
     @property
     def comm(self) -> Comm | None:

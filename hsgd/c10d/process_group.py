@@ -14,7 +14,7 @@ from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.devices.accelerators import Accelerators
 from hsgd.c10d.devices.device_messages import DeviceMessages
 from hsgd.c10d.diagnostics import flight_recorder
-from hsgd.c10d.point_to_point import PointToPoint, Seat, draw_seat
+from hsgd.c10d.point_to_point import PointToPoint
 from hsgd.c10d.routes import by_device
 from hsgd.c10d.torch_versions import keep_from_dynamo
 from hsgd.config import Config
@@ -43,17 +43,12 @@ class HsgdProcessGroup(Collectives):
         place = options.store, options.group_id, options.group_rank
         super().__init__(*place, members, options.timeout)
         one_node = self._comm.cross_size == 1
-        self._messages: PointToPoint | None = PointToPoint(
-            self._board, self._offered, local=one_node
-        )
+        self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
         self._accelerators = Accelerators(options, backend_options, members)
         self._name = self._description = ""
         if Config.from_env().check_replicas == "1":
             guard_all()
         self._default_backend = flight_recorder.name_backend(self)
-
-    def _offer(self) -> Seat:
-        return draw_seat(self._board.members)
 
     # Methods that torch calls.
 
@@ -106,8 +101,6 @@ class HsgdProcessGroup(Collectives):
 
     def shutdown(self) -> None:
         self._accelerators.shutdown()
-        if self._messages is not None:
-            self._messages.close()
         self._messages = None
         super().shutdown()
 

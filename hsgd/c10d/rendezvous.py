@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import distributed
 
@@ -21,8 +21,9 @@ from hsgd.jobs.stores.board import Board
 
 __all__ = ["meet", "open_board"]
 
-# Open communicators of groups, by the ranks of the job that they have.
-_open: weakref.WeakValueDictionary[tuple[int, ...], Comm] = weakref.WeakValueDictionary()
+# The ranks of open communicators of groups, and a token that no other communicator has: groups of
+# two jobs, or with another order on each rank, have equal numbers.
+_open: weakref.WeakKeyDictionary[Comm, tuple[list[int], str]] = weakref.WeakKeyDictionary()
 
 
 def open_board(store: object, name: str, rank: int, members: list[int], timeout_s: float) -> Board:
@@ -37,10 +38,8 @@ def open_board(store: object, name: str, rank: int, members: list[int], timeout_
     return Board(store, rank, members, timeout_s, prefix=prefix, caller="init_process_group")
 
 
-def meet(board: Board, config: Config, offer: Any = None) -> tuple[Comm, Any]:
+def meet(board: Board, config: Config) -> Comm:
     """Make the communicator of a new group; collective over its members, blocking.
-
-    Also returns what group rank 0 gave as `offer`, of JSON.
 
     Its errors call the ranks by their numbers in the job. If an earlier group shows that the ranks
     share a node, they meet there at once; a second group of the same ranks measures nothing.
@@ -54,34 +53,36 @@ def meet(board: Board, config: Config, offer: Any = None) -> tuple[Comm, Any]:
         _refuse_alone(os.environ)
     settings = {name: getattr(config, name) for name in EQUAL}
     path = draw_meeting_path() if board.rank == 0 else ""
-    measured, near = _measured(board.members, config), _share_node(board.members)
-    rows = board.exchange("rank", [_mpi_rank(), measured, near, settings, path, offer])
+    near, (measured, known) = _on_node(board.members), _measured(board.members, config)
+    rows = board.exchange("rank", [_mpi_rank(), near, measured, settings, path])
     ranks = [row[0] for row in rows if row[0] is not None]
-    known = rows[0][1] if all(row[1] for row in rows) else {}  # threads may differ in their order
+    known = known if all(row[2] == measured for row in rows) else {}
     if len(set(ranks)) == len(board.members):
         comm = _over_mpi(ranks, config, board.members, known)
-    elif all(row[2] and row[3] == settings for row in rows):
+    elif near and all(row[1] == near and row[3] == settings for row in rows):
         comm = Comm.on_node(rows[0][4], board, config, known)
     else:
         comm = Comm.over_board(board, config, known)
-    _open[tuple(board.members)] = comm
-    return comm, rows[0][5]
+    _open[comm] = list(board.members), hashlib.sha256(rows[0][4].encode()).hexdigest()
+    return comm
 
 
-def _measured(members: Sequence[int], config: Config) -> dict[str, int]:
-    """Return what an open communicator of the same ranks and settings has measured; local."""
-    comm = _open.get(tuple(members))
-    return {} if comm is None or comm.closed else comm.measured(config)
-
-
-def _share_node(members: Sequence[int]) -> bool:
-    """Return whether an open communicator shows that these ranks share this node; local."""
+def _on_node(members: Sequence[int]) -> str:
+    """Return the token of a communicator in which these ranks share this node, or ""; local."""
     wanted = set(members)
-    for ranks, comm in list(_open.items()):
+    for comm, (ranks, token) in list(_open.items()):
         if not comm.closed and wanted.issubset(ranks):
             node_of = dict(zip(ranks, comm.nodes, strict=True))
-            return len({node_of[rank] for rank in members}) == 1
-    return False
+            return token if len({node_of[rank] for rank in members}) == 1 else ""
+    return ""
+
+
+def _measured(members: Sequence[int], config: Config) -> tuple[str, dict[str, int]]:
+    """Return token and measurements of a communicator of the same ranks, if there is one; local."""
+    for comm, (ranks, token) in list(_open.items()):
+        if not comm.closed and ranks == list(members) and (found := comm.measured(config)):
+            return token, found
+    return "", {}
 
 
 def _mpi_rank() -> int | None:

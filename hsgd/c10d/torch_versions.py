@@ -14,7 +14,6 @@ from hsgd.errors import LaunchError
 __all__ = [
     "blocking_returns_none",
     "gloo_device",
-    "gloo_is_lazy",
     "is_blocking",
     "keep_from_dynamo",
     "make_blocking",
@@ -63,16 +62,12 @@ def make_blocking(options: Any) -> None:
         options.asyncOp = False
 
 
-def gloo_is_lazy() -> bool:
-    """Return whether gloo can connect at the first message; before torch 2.8 all ranks meet."""
-    gloo: Any = dist.ProcessGroupGloo
-    return "lazy_init" in (gloo.create_device.__doc__ or "")
-
-
 def gloo_device(hostname: str = "") -> Any:
-    """Return a gloo device, for one group; local."""
+    """Return a gloo device that connects at the first message, if this torch can; local."""
     gloo: Any = dist.ProcessGroupGloo
-    options = {"lazy_init": True} if gloo_is_lazy() else {}
-    if hostname:
-        return gloo.create_device(hostname=hostname, **options)
-    return gloo.create_default_device(**options)
+    create = gloo.create_device if hostname else gloo.create_default_device
+    where = {"hostname": hostname} if hostname else {}
+    try:
+        return create(**where, lazy_init=True)
+    except TypeError:
+        return create(**where)

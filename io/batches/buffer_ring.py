@@ -131,6 +131,7 @@ class BufferRing:
         self._lease = _lease_type(self.slot_bytes, self._free)
         self.base_slots = slots
         self.grow(slots)
+        self._base_arenas = 1
 
     @property
     def nbytes(self) -> int:
@@ -162,11 +163,17 @@ class BufferRing:
         for number in range(slots):
             self._free.put(Slot(arena, arena.address + number * self.slot_bytes))
 
+    def enlarge(self, slots: int) -> None:
+        """Keep at least so many slots from now on. Nobody may use the ring meanwhile."""
+        if slots > self.base_slots:
+            self.grow(slots - self.base_slots)
+            self.base_slots, self._base_arenas = slots, len(self._arenas)
+
     def trim(self) -> None:
         """Remove added slots; memory that the loop still uses is freed when the loop drops it."""
-        for arena in self._arenas[1:]:
+        for arena in self._arenas[self._base_arenas :]:
             arena.active = False
-        del self._arenas[1:]
+        del self._arenas[self._base_arenas :]
 
     def discard(self) -> None:
         """Remove all slots; memory that the loop still uses is freed when the loop drops it."""

@@ -189,6 +189,7 @@ bool read_array(Objects* objects, uint64_t address, const char* valued, Layout* 
   if (!objects->header.open(&objects->file, address)) return false;
   const uint8_t kind = static_cast<uint8_t>(objects->header.kind());
   form->add(&kind, 1);
+  bool has_shape = false;  // of two messages of one type HDF5 takes the first
   bool has_layout = false;
   bool has_filters = false;
   Message message;
@@ -220,12 +221,15 @@ bool read_array(Objects* objects, uint64_t address, const char* valued, Layout* 
     uint8_t* copy = form->add(message.bytes, message.size);
     if (copy == nullptr) return false;
     if (message.type == kAttribute && !clear_value(copy, message.size, valued)) return false;
-    if (message.type == kShape && !take_rows(copy, message.size, layout)) return false;
+    if (message.type == kShape) {
+      if (has_shape || !take_rows(copy, message.size, layout)) return false;
+      has_shape = true;
+    }
     if (message.type != kLayout) continue;
     if (has_layout || !take_place(copy, message.size, layout)) return false;
     has_layout = true;
   }
-  if (!objects->header.ok() || !has_layout) return false;
+  if (!objects->header.ok() || !has_shape || !has_layout) return false;
   if (layout->axes > 0 && !layout->in_tree && layout->in_filters != has_filters) return false;
   if (layout->in_tree && !find_chunk(&objects->file, layout)) return false;
   if (layout->address == 0 || layout->size == 0) return false;

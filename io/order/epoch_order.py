@@ -290,11 +290,10 @@ class EpochOrder:
 
     @property
     def piece_samples(self) -> int:
-        """The largest number of samples in a piece, of any epoch."""
+        """About the largest number of samples in a piece."""
         if self._shuffle == "full":
             return self._window_samples
-        largest = np.sort(self._block_counts)[-self._window_blocks :]
-        return max(1, int(largest.sum()))
+        return int(np.diff(self._window_ends, prepend=0).max(initial=1))
 
     def pieces(self, start: int, count: int) -> Iterator[StreamPiece]:
         """Yield `count` samples of the stream from position `start` on, wrapping at its end."""

@@ -84,21 +84,6 @@ class Board:
             raise ValueError(self._unequal(len(found), self.rank, len(self.members)))
         return list(found)
 
-    def publish(self, what: str, value: Any) -> None:
-        """Store a value (of JSON) for read(), which one rank does once; local."""
-        self._bounded.set(f"{self.prefix}/{what}", json.dumps(value))
-
-    def read(self, what: str) -> Any:
-        """Wait for the value of publish(), and return it; CollectiveTimeout after `timeout_s`."""
-        key = f"{self.prefix}/{what}"
-        if not self._bounded.run(self.timeout_s, self._comes, key, self.timeout_s):
-            raise self._late([self.members[0]], self.timeout_s)
-        return json.loads(self._bounded.get(key))
-
-    def count(self, what: str) -> int:
-        """Return how many times this was called by any rank, this one included; local."""
-        return self._bounded.add(f"{self.prefix}/{what}", 1)
-
     def _tell(self, key: str, value: Any, limit_s: float) -> tuple[str, Any]:
         self._sealed.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
         if self.rank != 0:
