@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import distributed
 
-from hsgd.comm.communicator import EQUAL, Comm
+from hsgd.comm.communicator import Comm, equal_settings
 from hsgd.comm.connect.meeting_path import draw_meeting_path
 from hsgd.comm.connect.mpi_calls import communicator_of, may_join, world_size
 from hsgd.config import Config
@@ -51,7 +51,7 @@ def meet(board: Board, config: Config) -> Comm:
     size = os.environ.get("WORLD_SIZE")  # trust arguments, not an image's variables
     if size == str(len(board.members)) and not distributed.is_initialized():
         _refuse_alone(os.environ)
-    settings = {name: getattr(config, name) for name in EQUAL}
+    settings = equal_settings(config)
     path = draw_meeting_path() if board.rank == 0 else ""
     near, (measured, known) = _on_node(board.members), _measured(board.members, config)
     rows = board.exchange("rank", [_mpi_rank(), near, measured, settings, path])

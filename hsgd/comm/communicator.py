@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from hsgd.comm.device.device_comm import DeviceComm, DeviceRequest
     from hsgd.metrics import Counters
 
-__all__ = ["DTYPES", "EQUAL", "OPS", "Comm", "Op"]
+__all__ = ["DTYPES", "OPS", "Comm", "Op", "equal_settings"]
 
 _code_of = OP_CODES.get  # a bound method: the lookup on an imported name is slower
 _step_numbers = itertools.count()  # of communicators of all ranks of a scheduler's step
 _REFUSED_S = 1.0  # seconds; ranks that refuse a communicator do so together
-EQUAL = (
+_EQUAL = (
     *("oneshot_bytes", "chunk_bytes", "wire_oneshot_bytes", "wire_chunk_bytes", "wire_radix"),
     *("wire_dtype", "flat_ranks", "slots", "store"),
 )
@@ -323,8 +323,7 @@ class Comm(Closing):
         self, board: Board, config: Config, known: Mapping[str, int] | None = None
     ) -> None:
         options = native_options(config, board.members, known)
-        equal = {name: getattr(config, name) for name in EQUAL}
-        self._keep(meet_over_store(board, options, equal, _names(config)))
+        self._keep(meet_over_store(board, options, equal_settings(config), _names(config)))
         self._config = config
 
     _mpi: Any = None  # the mpi4py communicator, if over MPI
@@ -1084,6 +1083,11 @@ class Comm(Closing):
 
     def __reduce__(self) -> str:
         raise TypeError("a Comm cannot be pickled; make one in each process")
+
+
+def equal_settings(config: Config) -> dict[str, Any]:
+    """Return by name the settings that must be equal on all ranks of a communicator; local."""
+    return {name: getattr(config, name) for name in _EQUAL}
 
 
 def _board(store: Any, place: tuple[int, int], prefix: str, timeout_s: float, caller: str) -> Board:

@@ -132,11 +132,13 @@ class Hdf5Source(Source):
         names = {stored_name(first, spec.name): spec.name for spec in self.specs}
         with examined(path) as file:
             found = read_attributes(file, names)
+        if not first:
+            return found
         kept = Attributes(left_out=found.left_out)
         for place, values in found.values.items():
             name = names.get(place, place)
             for key, value in values.items():
-                if not first or not place or key in self.packing.get(name, {}):
+                if not place or key in self.packing.get(name, {}):
                     kept.values.setdefault(name, {})[key] = value
                 else:
                     kept.left_out[f"{place}@{key}"] = "an attribute of one sample, or of several"
