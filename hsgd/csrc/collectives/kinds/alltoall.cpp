@@ -2,6 +2,7 @@
 //
 // Each rank knows only its own counts. All ranks sum one number per count; the numbers cancel if
 // both sides agree, and show which counts differ if not.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -149,38 +150,63 @@ class AlltoallPipeline final : public ChunkPipeline {
 
 size_t packet_bytes(const Context& context) {
   const size_t oneshot_bytes = context.sizes().oneshot_bytes();
-  if (context.one_node()) return oneshot_bytes;
+  // On one node the small form moves no more bytes than the large one, whose two steps overlap.
+  if (context.one_node())
+    return context.shares() ? oneshot_bytes
+                            : std::max(oneshot_bytes, context.sizes().cell_bytes() / 2);
   return oneshot_bytes / static_cast<size_t>(context.place().size) / sizeof(double) *
          sizeof(double);
 }
 
+// Returns the part of the input that this rank keeps; no packet holds it.
+Range own_part(const Context& context, const Operation& operation) {
+  const uint64_t* counts = operation.counts.of_rank;
+  const uint64_t begin = std::accumulate(counts, counts + context.place().rank, uint64_t{0});
+  return {begin, begin + counts[context.place().rank]};
+}
+
 void fill_packet(Context& context, const Operation& operation) {
   const Place& place = context.place();
+  const size_t size = operation.reduction.element_bytes;
   std::byte* packet = context.local().packet(place.local_rank, context.sequence());
-  uint64_t begin = offsets_bytes(place.size);
+  const size_t header = offsets_bytes(place.size);
+  uint64_t begin = header;
   for (int rank = 0; rank < place.size; ++rank) {
     set_offset(packet, rank, begin);
-    begin += operation.counts.of_rank[rank] * operation.reduction.element_bytes;
+    if (rank != place.rank) begin += operation.counts.of_rank[rank] * size;
   }
   set_offset(packet, place.size, begin);
-  if (operation.count > 0) {
-    std::memcpy(packet + offsets_bytes(place.size), operation.in, operation.bytes());
-  }
+  const Range own = own_part(context, operation);
+  const auto* in = static_cast<const std::byte*>(operation.in);
+  const size_t before = own.begin * size;
+  const size_t after = (operation.count - own.end) * size;
+  if (before > 0) context.copy()(packet + header, in, before, Store::kOrdinary);
+  if (after > 0)
+    context.copy()(packet + header + before, in + own.end * size, after, Store::kOrdinary);
 }
 
 void take_packets(Context& context, const Operation& operation) {
   const size_t size = operation.reduction.element_bytes;
-  const std::vector<Block> blocks = blocks_of(operation.receive_counts, context.map());
-  for (int place = 0; place < context.map().size(); ++place) {
-    const std::byte* packet = context.one_node()
-                                  ? context.local().packet(place, context.sequence())
-                                  : context.local().result_packets(context.sequence()) +
-                                        static_cast<size_t>(place) * packet_bytes(context);
-    const Block& block = blocks[static_cast<size_t>(place)];
-    if (block.count == 0) continue;
-    std::memcpy(static_cast<std::byte*>(operation.out) + block.begin * size,
-                packet + offset_at(packet, context.place().rank), block.count * size);
-    context.intra_bytes() += block.count * size;
+  const NodeMap& map = context.map();
+  const LocalGroup& local = context.local();
+  const int own = context.place().rank;
+  auto* to = static_cast<std::byte*>(operation.out);
+  for (int rank = 0; rank < map.size(); ++rank) {
+    const size_t bytes = operation.receive_counts[rank] * size;
+    if (bytes == 0) continue;
+    if (rank == own) {
+      const auto* in = static_cast<const std::byte*>(operation.in);
+      std::memcpy(to, in + own_part(context, operation).begin * size, bytes);
+    } else {
+      const int place = map.place_of(rank);
+      const std::byte* packet = context.one_node()
+                                    ? local.packet(place, context.sequence())
+                                    : local.result_packets(context.sequence()) +
+                                          static_cast<size_t>(place) * packet_bytes(context);
+      context.copy()(to, packet + offset_at(packet, own), bytes, Store::kOrdinary);
+    }
+    to += bytes;
+    context.intra_bytes() += bytes;
   }
 }
 
@@ -197,7 +223,8 @@ ExchangeNote note_of(const Context& context, const Operation& operation,
     note.imbalance -= mix_count(other, me, operation.receive_counts[rank]);
   }
   note.pieces = layout.pieces_needed(operation.counts.of_rank, operation.reduction.element_bytes);
-  const size_t whole = offsets_bytes(place.size) + operation.bytes();
+  const uint64_t others = operation.count - operation.counts.of_rank[place.rank];
+  const size_t whole = offsets_bytes(place.size) + others * operation.reduction.element_bytes;
   note.at_once = whole <= packet_bytes(context) ? 1 : 0;
   return note;
 }

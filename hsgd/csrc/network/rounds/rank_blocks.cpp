@@ -15,6 +15,7 @@ NodeMap::NodeMap(const std::vector<int>& node_of_rank, int size, int node, int l
       node_(node),
       local_rank_(local_rank) {
   std::iota(ranks_.begin(), ranks_.end(), 0);
+  places_ = ranks_;
   if (node_of_rank.empty()) {
     first_ = {0, size};
     return;
@@ -24,6 +25,7 @@ NodeMap::NodeMap(const std::vector<int>& node_of_rank, int size, int node, int l
   });
   for (int place = 0; place < size; ++place) {
     const int of_place = node_of_rank[static_cast<size_t>(rank(place))];
+    places_[static_cast<size_t>(rank(place))] = place;
     nodes_[static_cast<size_t>(place)] = of_place;
     while (nodes() < of_place) first_.push_back(place);
   }

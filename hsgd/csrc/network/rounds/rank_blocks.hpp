@@ -25,6 +25,7 @@ class NodeMap {
   int node() const { return node_; }                        // this node
   int place() const { return first(node_) + local_rank_; }  // of this rank
   int rank(int place) const { return ranks_[static_cast<size_t>(place)]; }
+  int place_of(int rank) const { return places_[static_cast<size_t>(rank)]; }
   int node_at(int place) const { return nodes_[static_cast<size_t>(place)]; }
   int first(int node) const { return first_[static_cast<size_t>(node)]; }
   int end(int node) const { return first(node + 1); }
@@ -33,9 +34,10 @@ class NodeMap {
   int most_ranks() const;  // of one node
 
  private:
-  std::vector<int> ranks_;  // by place
-  std::vector<int> nodes_;  // by place
-  std::vector<int> first_;  // by node, and the end
+  std::vector<int> ranks_;   // by place
+  std::vector<int> places_;  // by rank
+  std::vector<int> nodes_;   // by place
+  std::vector<int> first_;   // by node, and the end
   int node_;
   int local_rank_;
 };
