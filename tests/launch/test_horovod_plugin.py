@@ -96,6 +96,32 @@ def test_a_need_of_horovods_own_is_one_line_that_names_the_other_plugin(need: st
     assert "hsgd: error" not in done.stderr and "AttributeError" not in done.stderr
 
 
+@pytest.mark.parametrize(("given", "used"), [(None, "1"), ("0", "0")])
+def test_open_mpi_yields_under_horovods_threads_unless_told_otherwise(
+    given: str | None, used: str, tmp_path: Path
+) -> None:
+    name = "OMPI_MCA_mpi_yield_when_idle"
+    (tmp_path / "train.py").write_text(
+        "import ctypes\n"
+        "import horovod.torch as hvd\n"
+        "hvd.init()\n"
+        "mpi = ctypes.CDLL(None)\n"
+        "level, at, count, value = (ctypes.c_int() for _ in range(4))\n"
+        "handle = ctypes.c_void_p()\n"
+        "mpi.PMPI_T_init_thread(0, ctypes.byref(level))\n"
+        "mpi.PMPI_T_cvar_get_index(b'mpi_yield_when_idle', ctypes.byref(at))\n"
+        "mpi.PMPI_T_cvar_handle_alloc(at, None, ctypes.byref(handle), ctypes.byref(count))\n"
+        "mpi.PMPI_T_cvar_read(handle, ctypes.byref(value))\n"
+        "print('yields', value.value, flush=True)\n"
+    )
+    environ = installed_environ(HOROVOD_PLUGIN="hsgd-mpi", **AS_ROOT)
+    environ = {key: value for key, value in environ.items() if key != name}
+    environ |= {} if given is None else {name: given}
+    words = [str(BIN / "mpirun"), "-np", "1", sys.executable, str(tmp_path / "train.py")]
+    done = run_marked(words, environ, JOB_S)
+    assert done.stdout.split() == ["yields", used], done.stderr
+
+
 def test_a_module_of_horovods_own_is_not_there() -> None:
     environ = installed_environ(HOROVOD_PLUGIN="hsgd")
     done = run_marked([sys.executable, "-c", "import horovod.torch.mpi_lib_v2"], environ, JOB_S)

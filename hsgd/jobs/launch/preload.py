@@ -167,8 +167,13 @@ def load_for_plugin() -> None:
 
 
 def load_for_horovod() -> None:
-    """Load the interposer for Horovod, at most once; LaunchError if it has no effect; local."""
+    """Load the interposer for Horovod, at most once; LaunchError if it has no effect; local.
+
+    Horovod's thread asks the other ranks a thousand times a second what is ready. Open MPI, unless
+    the user says otherwise, then yields instead of spinning on a core that computes.
+    """
     refuse_other_backends(os.environ)
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     check_horovod()
     if _loaded_horovod():
         verify_horovod()
