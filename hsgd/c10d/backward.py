@@ -5,7 +5,8 @@ Python exception in a future is a value to it, not an error. So the engine's fin
 only they keep the class of a Python exception.
 
 Without a comm hook the reducer finishes first, so that it is ready for another step. With a hook
-the error is raised before the reducer reads the hook's future.
+the error is raised before the reducer reads the hook's future; but an error that a wait of the hook
+has raised is the hook's own: one that catches it, as torchft's does, goes on.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Backward:
 
 
 def _raise_error_of(work: HsgdWork) -> None:
-    if (error := work.exception()) is not None:
+    error = work.exception()
+    if error is not None and not (work.asker == _HOOK and work.told):
         raise error
 
 

@@ -88,6 +88,7 @@ class HsgdWork(dist.Work):
         # Its caller in a backward pass, and the other works of that pass: see backward.py.
         self.asker = ""
         self.siblings: list[HsgdWork] | None = None
+        self.told = False  # a wait has raised its error, and not in a callback of a future
 
     @staticmethod
     def announcing() -> HsgdWork | None:
@@ -169,6 +170,7 @@ class HsgdWork(dist.Work):
                 else self._unfinished(seconds, "it is still running, wait for it again")
             )
         if self._error is not None:
+            self.told = self.told or _announcing.work is None
             raise self._cause(self._error)
         return True
 

@@ -3,10 +3,17 @@ whatever C++ lies between, and go on."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from backend_programs import group
 from ranks import Ranks, Seat
@@ -81,3 +88,41 @@ def test_others_get_the_documented_error_and_go_on(
         first, second = outcome.value
         assert first.startswith("PeerLost: ") and "rank 1 " in first, (loss, first)
         assert second.split(":")[0] in ("PeerLost", "HsgdError", *AGAIN.get(family, ())), second
+
+
+def do_catch(seat: Seat, path: str, survivor: bool) -> tuple[list[str], list[str]]:
+    """What backward raised, and what the hook caught, in the steps without the other rank."""
+    caught = []
+
+    def hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, no text
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        try:
+            work.wait()
+        except Exception as error:
+            caught.append(type(error).__name__)
+        future: Any = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    with group(0 if survivor else 1, 2, path):
+        model = DistributedDataParallel(nn.Linear(64, 3))
+        model.register_comm_hook(None, hook)
+
+        def step() -> None:
+            model(torch.ones(4, 64)).sum().backward()
+
+        for _ in range(GOOD_STEPS):
+            step()
+        if not survivor:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [raised(step), raised(step)], caught
+
+
+def test_a_hook_that_catches_the_error_goes_on(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.start(do_catch, str(tmp_path / "s"), True, on=[0])
+    ranks.start(do_catch, str(tmp_path / "s"), False, on=[1])
+    (outcome,) = ranks.finish(on=[0])
+    assert outcome.error is None, outcome.trace
+    texts, caught = outcome.value
+    assert texts == ["nothing", "nothing"]
+    assert caught[0] == "PeerLost" and len(caught) == 2
