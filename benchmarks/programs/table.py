@@ -72,6 +72,7 @@ PROGRAMS = (
     ),
     Program("graphsage", "PyG's GraphSAGE with DDP", _torchrun("train.py")),
     Program("dlrm", "torchrec's DLRM, sharded tables", _torchrun("train.py")),
+    Program("deepspeed_zero", "DeepSpeed's ZeRO 3, transformer", _torchrun("train.py")),
     Program(
         "ray_train", "Ray Train, dense layers", _python("train.py", "--workers"), reports=False
     ),
