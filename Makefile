@@ -31,7 +31,7 @@ NEAR := not (chaos or torch or bench or suites or gpu)
 SHORT := not long and $(NEAR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHANGED := $(BIN)/python tests/changed.py
-CPP := $(shell find hsgd/csrc io/csrc tests benchmarks/native -name '*.[ch]' -o -name '*.[ch]pp')
+CPP := $(shell find hsgd/csrc io/csrc tests benchmarks/native examples -name '*.[ch]' -o -name '*.[ch]pp')
 SOURCES := setup.py pyproject.toml hsgd/launch_hook.py hsgd/jobs/launch/mpi_compiler.py $(shell find hsgd/csrc io/csrc -type f)
 # The native libraries are built for the MPI of the environment and for the other one, which lies
 # here; MPICH also has the standard ABI.

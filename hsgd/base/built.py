@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Build", "BuiltMpi", "read"]
+__all__ = ["Build", "BuiltMpi", "compile_flags", "read"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Build:
     compiler: str = ""
     flags: str = ""
     mpis: dict[str, BuiltMpi] = field(default_factory=dict)  # by ABI; see hsgd.base.mpi_abi
+
+
+def compile_flags() -> str:
+    """Return what compiles and links a program with the C interface, csrc/include; local."""
+    package = Path(__file__).parents[1]
+    words = (f"-I{package}/csrc/include", f"-L{package}", f"-Wl,-rpath,{package}", "-lhsgd_core")
+    return shlex.join(words)
 
 
 def read() -> Build:

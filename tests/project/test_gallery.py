@@ -52,6 +52,18 @@ def test_the_interposer_changes_no_result_of_the_stencil(tmp_path: Path) -> None
     assert len(commands) == len(found) == 2 and len(set(found)) == 1
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_cpp_program_splits_its_layers_over_ranks(tmp_path: Path, ranks: int) -> None:
+    source, program = GALLERY / "tensor_parallel.cpp", tmp_path / "tensor_parallel"
+    flags = run_marked(["hsgd", "info", "--flags"], launch_environ(), JOB_S).stdout
+    words = ["c++", "-O2", "-std=c++17", "-Wall", "-Werror", str(source), "-o", str(program)]
+    built = run_marked([*words, *shlex.split(flags)], launch_environ(), JOB_S)
+    assert built.returncode == 0, built.stderr
+    done = run_marked(["hsgd", "run", "-np", str(ranks), str(program)], launch_environ(), JOB_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{ranks} ranks, ")
+
+
 def test_programs_of_the_gallery_are_short_and_name_a_command() -> None:
     assert PROGRAMS and {name for name, _ in COMMANDS} == {path.stem for path in PROGRAMS}
     assert [path.name for path in PROGRAMS if len(path.read_text().splitlines()) >= 100] == []

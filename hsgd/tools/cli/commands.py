@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from hsgd.base import mpi_abi
+from hsgd.base import built, mpi_abi
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
 from hsgd.jobs.elastic import cli as agent_cli
@@ -128,6 +128,11 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "used",
     )
     info.add_argument("--json", action="store_true", help="print JSON instead of text")
+    info.add_argument(
+        "--flags",
+        action="store_true",
+        help="print only the flags that compile and link a program with hsgd's C interface",
+    )
     info.set_defaults(command_function=_info)
     doctor = commands.add_parser(
         "doctor",
@@ -392,6 +397,9 @@ def _announce(arguments: argparse.Namespace, lines: Sequence[str]) -> None:
 
 
 def _info(arguments: argparse.Namespace) -> int:
+    if arguments.flags:
+        print(built.compile_flags())
+        return 0
     from hsgd.tools.doctor import info
 
     report = info.gather()
