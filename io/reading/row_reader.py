@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import os
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hsgd.base.closing import Closing
+from hsgd.base.forked import in_forked_child
 from hsgd.errors import DataError
 
 from ..format.data_map import DataMap, Extent, Offsets
@@ -89,7 +89,7 @@ class RowReader(Closing):
         self._source: RowReader | None = None
         if data.windows is not None:
             self._source = RowReader(data.windows.source, self.stats, objects)
-        _live_readers.add(self)
+        in_forked_child(self, RowReader._abandon)
 
     def close(self) -> None:
         """Close all files; a later read opens them again."""
@@ -435,14 +435,3 @@ def _place_of(extent: Extent, row: int) -> str:
     if chunks is None or row // chunks.rows * 8 >= len(chunks.offsets):
         return f"at row {row}"
     return f"at byte {chunks.place(chunks.of_blocks(row // chunks.rows, 0).start)[0]}"
-
-
-_live_readers: weakref.WeakSet[RowReader] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for reader in list(_live_readers):
-        reader._abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

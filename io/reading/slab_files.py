@@ -6,11 +6,11 @@ import fcntl
 import os
 import resource
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hsgd.base.forked import in_forked_child
 from hsgd.errors import DataError
 
 from ..format.data_map import DataMap, SlabMap
@@ -48,7 +48,7 @@ class SlabFiles:
         self.direct_refusal = f"{data.path} is no file" if direct and data.access else ""
         self._direct = direct and data.access is None
         self._forget()
-        _live.add(self)
+        in_forked_child(self, SlabFiles._abandon)
 
     def acquire(self, number: int) -> tuple[int, int]:
         """Return a slab's descriptor and the alignment for reads, until release().
@@ -121,7 +121,7 @@ class SlabFiles:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Close the copies of the descriptors in a forked child, without the parent's lock."""
         for file in self._files.values():
             os.close(file.descriptor)
@@ -147,14 +147,3 @@ def _check_unchanged(path: str, identity: Identity, status: os.stat_result) -> N
             f"{path}: changed since it was opened (size, mtime_ns, inode: {identity}, "
             f"now {identity_of(status)}); open the dataset again"
         )
-
-
-_live: weakref.WeakSet[SlabFiles] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for files in list(_live):
-        files.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

@@ -19,6 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from ..needed_for import needed_for
 from .limited_answers import AnswerTooLong, AnswerTooSlow, Limits, limit_pools, limited
+from .made_once import MadeOnce
 from .urls import s3_place
 
 __all__ = ["Answer", "Client", "RequestFailed", "S3Client", "client_for", "s3_client"]
@@ -301,16 +302,15 @@ class S3Client:
         return None
 
 
+_clients: MadeOnce[tuple[object, ...], Client] = MadeOnce()  # connections are of one process
+
+
 def client_for(url: str) -> Client:
     """Return the client of this process for a URL. Raises MissingExtra."""
     is_s3 = url.startswith("s3:")
     names = _S3_SETTINGS if is_s3 else ()
     key = (is_s3, *map(os.environ.get, names))
-    with _clients.lock:
-        client = _clients.made.get(key)
-        if client is None:
-            client = _clients.made[key] = S3Client() if is_s3 else _HttpClient()
-        return client
+    return _clients.get(key, S3Client if is_s3 else _HttpClient)
 
 
 def s3_client() -> S3Client:
@@ -426,20 +426,3 @@ def _causes(error: BaseException) -> Iterator[object]:
 def _first_line(error: BaseException) -> str:
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return _SECRETS.sub("", text)
-
-
-class _Clients:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.made: dict[tuple[object, ...], Client] = {}
-
-
-_clients = _Clients()
-
-
-def _forget() -> None:
-    """Drop the clients in a forked child: their connections belong to the parent."""
-    _clients.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_forget)

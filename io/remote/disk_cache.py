@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .block_files import BlockFiles, DiskOptions
+from .made_once import MadeOnce
 
 __all__ = ["DiskCache", "ObjectKey", "RequestCounts", "disk_cache_of"]
 
@@ -158,31 +158,13 @@ class _Range:
         return first, self.out[first - self.start : stop - self.start]
 
 
+_caches: MadeOnce[DiskOptions, DiskCache] = MadeOnce()
+
+
 def disk_cache_of(options: DiskOptions, *, required: bool = False) -> DiskCache:
     """Return the cache of this process with these options.
 
     A folder that cannot be used raises ValueError if `required`; otherwise it gives a warning, and
     data comes from the server.
     """
-    with _caches.lock:
-        cache = _caches.made.get(options)
-        if cache is None:
-            cache = _caches.made[options] = DiskCache(options, required=required)
-        return cache
-
-
-class _Caches:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.made: dict[DiskOptions, DiskCache] = {}
-
-
-_caches = _Caches()
-
-
-def _forget() -> None:
-    """Drop the caches in a forked child: the parent's threads may hold their locks."""
-    _caches.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_forget)
+    return _caches.get(options, lambda: DiskCache(options, required=required))

@@ -93,7 +93,7 @@ FOR_ALL = {"hsgd", "hsgd.config", "hsgd.errors", "hsgd.metrics", "hsgd.world"}  
 # All that the reader takes from the front of hsgd: it can be used without the core. "agree" needs
 # it, and a Comm.
 READER_TAKES = {
-    "hsgd.base.bytes_text",
+    *("hsgd.base.bytes_text", "hsgd.base.forked"),
     *("hsgd.comm.agree", "hsgd.base.closing", "hsgd.errors"),
     *("hsgd.jobs.environment.launchers", "hsgd.jobs.environment.launched_once"),
 }
