@@ -19,18 +19,17 @@ from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunk_bounds import check_stored_chunks
-from ..format.fields import UnequalRows, choose_fields, find_fields, linked_file, stored_name
+from ..format.fields import UnequalRows, choose_fields, linked_file, stored_name
 from ..format.filters import load_filters
 from ..format.opening import examined, first_line
 from ..format.packing_of import packing_of
 from ..format.ragged import Block, Ragged, ragged_of
-from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder, read_header
+from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
 from ..format.stored_rows import StoredRows
-from ..format.supported_dtype import NUMBERS
+from ..format.supported_dtype import NUMBERS, UnsupportedType
 from ..format.table_columns import find_field, form_of
 from ..layouts.files_of import files_of
 from ..layouts.open_map import check_unique, open_map
-from ..layouts.sample_groups import find_sample_groups
 from ..layouts.splits import refuse_splits
 from ..order.epoch_order import IntArray
 from ..reading.claimed_memory import claimed_memory
@@ -203,17 +202,6 @@ def _vlen_spec(dataset: Any, column: str, path: Path, name: str) -> FieldSpec:
     return FieldSpec(name, (), dtype.newbyteorder("="), ragged=True)
 
 
-def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
-    """Return whether some field of an HDF5 file has numbers of variable length."""
-    h5py = import_h5py()
-
-    with examined(path) as file:
-        wanted = None if fields is None else {name.strip("/") for name in fields}
-        names = [name for name in find_fields(file).shapes if wanted is None or name in wanted]
-        items = [find_field(file, name)[0] for name in names]
-        return any(isinstance(item, h5py.Dataset) and _is_vlen(item) for item in items)
-
-
 def _is_vlen(dataset: Any) -> bool:
     """Return whether values have variable length; asks HDF5, since h5py lacks some dtypes."""
     return bool(dataset.id.get_type().get_class() == import_h5py().h5t.VLEN)
@@ -334,11 +322,10 @@ def open_source(
 
 
 def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Source:
-    with examined(path) as file:
-        groups = None if read_header(file) else find_sample_groups(file)
-    has_rows = groups is None or not groups.are_meant(fields)
-    is_vlen = has_rows and _has_vlen(path, fields)
-    return VlenSource(path, fields) if is_vlen else Hdf5Source(path, fields)
+    try:
+        return Hdf5Source(path, fields)
+    except UnsupportedType:
+        return VlenSource(path, fields)  # which raises the same for other types
 
 
 def _open_folder(

@@ -195,9 +195,9 @@ def _begun(
     for column in columns:
         try:
             column.begin(next(filter(None, (_find(home, one, column) for one in groups.names))))
-        except UnsupportedType:
+        except UnsupportedType as error:
             if left_out is None:
-                raise
+                raise DataError(str(error)) from None  # a conversion can read no such groups either
             left_out[column.name] = NO_NUMBERS
         else:
             found.append(column)
