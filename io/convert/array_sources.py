@@ -13,7 +13,7 @@ from ..format.slab_folder import FieldSpec
 from ..format.supported_dtype import NUMBERS
 from ..needed_for import needed_for
 from ..order.epoch_order import permutation
-from .source import Source
+from .source import Source, chosen
 
 __all__ = ["ArraySource", "digits_splits"]
 
@@ -22,14 +22,10 @@ class ArraySource(Source):
     """Arrays in memory, also Ragged ones; raises ValueError or TypeError for others."""
 
     def __init__(self, arrays: Mapping[str, Any], fields: Sequence[str] | None = None) -> None:
-        unknown = [name for name in fields or () if name not in arrays]
-        if unknown:
-            raise ValueError(f"no field {', '.join(unknown)}; there are: {', '.join(arrays)}")
-        if fields is not None:
-            arrays = {name: arrays[name] for name in fields}
-        if not arrays:
+        wanted = chosen(arrays, fields)
+        if not wanted:
             raise ValueError("no arrays to convert")
-        self._arrays = {name: _in_memory(name, values) for name, values in arrays.items()}
+        self._arrays = {name: _in_memory(name, values) for name, values in wanted.items()}
         counts = {name: len(block) for name, block in self._arrays.items()}
         if len(set(counts.values())) != 1:
             text = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -91,6 +87,6 @@ def digits_splits(test_fraction: float, seed: int) -> dict[str, ArraySource]:
         shuffled = rows[permutation(len(rows), seed, int(digit))]
         test[shuffled[: round(test_fraction * len(rows))]] = True
     return {
-        name: ArraySource({"image": image[chosen], "label": label[chosen]})
-        for name, chosen in (("train", ~test), ("test", test))
+        name: ArraySource({"image": image[part], "label": label[part]})
+        for name, part in (("train", ~test), ("test", test))
     }

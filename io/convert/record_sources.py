@@ -21,7 +21,7 @@ from ..format.slab_folder import FieldSpec
 from ..needed_for import needed_for
 from ..order.epoch_order import IntArray
 from .class_folders import IMAGE_SUFFIXES, ClassFolders
-from .source import Source, reading
+from .source import Source, chosen, read_file, reading
 
 __all__ = [
     "CsvSource",
@@ -66,7 +66,7 @@ class ImageFolderSource(Source):
             "image": image,
             "label": FieldSpec("label", (), np.dtype(np.int64)),
         }
-        self.specs = _chosen(known, fields)
+        self.specs = tuple(chosen(known, fields).values())
 
     def attributes(self) -> Attributes:
         if all(spec.name != "label" for spec in self.specs):
@@ -82,10 +82,10 @@ class ImageFolderSource(Source):
             if spec.name == "label":
                 yield np.array([label for _, label in part], np.int64)
             elif spec.ragged:
-                data = [np.frombuffer(_read_file(file), np.uint8) for file, _ in part]
+                data = [np.frombuffer(read_file(file), np.uint8) for file, _ in part]
                 yield ragged_of(data, (), spec.dtype)
             else:
-                images = (_decode(_read_file(file), self._size, str(file)) for file, _ in part)
+                images = (_decode(read_file(file), self._size, str(file)) for file, _ in part)
                 names = (str(file) for file, _ in part)
                 yield _stacked(zip(names, images, strict=True), spec, len(part))
 
@@ -123,7 +123,7 @@ class TarSource(Source):
         for name in self._members if fields is None else fields:
             if name in self._members:
                 known[name] = self._spec(name)
-        self.specs = _chosen(known, fields, self._members)
+        self.specs = tuple(chosen(known, fields, self._members).values())
 
     def _spec(self, name: str) -> FieldSpec:
         """Return the field; ragged for arrays and bytes of different sizes, and encoded images."""
@@ -337,18 +337,7 @@ def _columns(
     known = {name: FieldSpec(name, (), types[name]) for name in wanted if name in types}
     if not wanted:
         raise DataError(f"{path}: no column of numbers; there are: {', '.join(types)}")
-    return _chosen(known, wanted, types)
-
-
-def _chosen(
-    known: dict[str, FieldSpec], fields: Sequence[str] | None, all_names: Any = None
-) -> tuple[FieldSpec, ...]:
-    names = list(known) if fields is None else list(fields)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        there = ", ".join(known if all_names is None else all_names)
-        raise ValueError(f"no field {', '.join(unknown)}; there are: {there}")
-    return tuple(known[name] for name in names)
+    return tuple(chosen(known, wanted, types).values())
 
 
 def _stacked(values: Any, spec: FieldSpec, count: int) -> NDArray[Any]:
@@ -380,11 +369,6 @@ def _in_a_row(values: Any, spec: FieldSpec) -> Ragged:
 def _file_bytes(path: Path) -> int:
     with reading(path):
         return path.stat().st_size
-
-
-def _read_file(path: Path) -> bytes:
-    with reading(path):
-        return path.read_bytes()
 
 
 def _decode(data: bytes, size: int | None, where: str) -> NDArray[np.uint8]:

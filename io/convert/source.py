@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hsgd.errors import DataError
 
@@ -17,10 +17,10 @@ from ..format.ragged import Block
 from ..format.slab_folder import FieldSpec
 from ..order.epoch_order import IntArray
 
-__all__ = ["Source", "identity_of_files", "reading"]
-
+__all__ = ["Source", "chosen", "identity_of_files", "read_file", "reading"]
 
 _NOTHING: Mapping[str, Any] = {}
+_T = TypeVar("_T")
 
 
 class Source(ABC):
@@ -53,6 +53,17 @@ class Source(ABC):
         return Attributes()
 
 
+def chosen(
+    known: Mapping[str, _T], fields: Iterable[str] | None, there: Iterable[str] | None = None
+) -> dict[str, _T]:
+    """Return the known fields, or those named; for others raise ValueError, which lists `there`."""
+    names = list(known if fields is None else fields)
+    if unknown := [name for name in names if name not in known]:
+        listed = ", ".join(known if there is None else there)
+        raise ValueError(f"no field {', '.join(unknown)}; there are: {listed}")
+    return {name: known[name] for name in names}
+
+
 def identity_of_files(paths: Iterable[Path]) -> str:
     """Return a digest of paths, sizes and modification times."""
     digest = hashlib.sha256()
@@ -72,3 +83,9 @@ def reading(path: Path | str) -> Iterator[None]:
         raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a file. Raises DataError."""
+    with reading(path):
+        return path.read_bytes()

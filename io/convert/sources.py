@@ -42,7 +42,7 @@ from .record_sources import (
     ParquetSource,
     TarSource,
 )
-from .source import Source
+from .source import Source, chosen
 from .text_sources import TEXT_SUFFIXES, TextSource
 
 __all__ = [
@@ -150,10 +150,10 @@ class VlenSource(Source):
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._path = path
         with examined(path) as file:
-            chosen, self.left_out = choose_fields(file, path, fields)
-            found = {name: find_field(file, name) for name in chosen}
-            self.specs = tuple(_vlen_spec(*found[name], path, name) for name in chosen)
-            self.packing = packing_of(file, chosen)
+            names, self.left_out = choose_fields(file, path, fields)
+            found = {name: find_field(file, name) for name in names}
+            self.specs = tuple(_vlen_spec(*found[name], path, name) for name in names)
+            self.packing = packing_of(file, names)
             stored = StoredRows()
             gaps = {name: stored.gaps(dataset) for name, (dataset, _) in found.items()}
             for dataset, _ in found.values():
@@ -161,7 +161,7 @@ class VlenSource(Source):
             self.unwritten = {
                 name: f"{path}: {name!r}: {what}" for name, what in gaps.items() if what
             }
-            self.num_samples = int(found[chosen[0]][0].shape[0])
+            self.num_samples = int(found[names[0]][0].shape[0])
             linked = {linked_file(file, dataset) for dataset, _ in found.values()}
             self.files = [path, *sorted(other for other in linked if other is not None)]
 
@@ -211,17 +211,13 @@ class NumpySource(Source):
     """Arrays in .npy files, or members of one .npz file: field name -> (path, member or None)."""
 
     def __init__(self, files: dict[str, tuple[Path, str | None]], names: Sequence[str] | None):
-        unknown = [name for name in names or () if name not in files]
-        if unknown:
-            raise ValueError(f"no field {', '.join(unknown)}; there are: {', '.join(files)}")
-        chosen = list(names) if names is not None else list(files)
-        self._files = {name: files[name] for name in chosen}
+        self._files = chosen(files, names)
         self.files = [path for path, _ in self._files.values()]
         self._stored = {}
         counts = {}
         specs = []
-        for name in chosen:
-            where = f"{self._files[name][0]}: {name!r}"
+        for name, (path, _) in self._files.items():
+            where = f"{path}: {name!r}"
             with self._open(name) as stream:
                 shape, dtype = _read_header(stream, where)
                 missing = math.prod(shape) * dtype.itemsize + stream.tell() - self._size(name)
@@ -236,7 +232,7 @@ class NumpySource(Source):
             text = ", ".join(f"{name} {count}" for name, count in counts.items())
             raise DataError(f"first dimensions differ: {text}; choose the fields with --fields")
         self.specs = tuple(specs)
-        self.num_samples = counts[chosen[0]]
+        self.num_samples = next(iter(counts.values()))
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
         path = self._files[spec.name][0]

@@ -18,7 +18,7 @@ from ..format.opening import first_line
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import FieldSpec
 from ..needed_for import needed_for
-from .source import Source, reading
+from .source import Source, read_file, reading
 
 __all__ = ["TEXT_SUFFIXES", "TextSource", "TokenizedSource", "Tokenizer", "load_tokenizer"]
 
@@ -66,7 +66,7 @@ class TextSource(Source):
 
     def _documents(self) -> Iterator[bytes]:
         if self._whole:
-            yield from map(_read_text, self.files)
+            yield from map(read_file, self.files)
             return
         for path, number, line in self._lines():
             yield _text_of(line, f"{path}:{number}") if path.suffix == ".jsonl" else line
@@ -152,7 +152,7 @@ def load_tokenizer(
         name = f"{getattr(tokenizer, '__module__', '')}.{getattr(tokenizer, '__qualname__', '')}"
         return tokenizer, np.dtype(np.int32), name
     path = Path(tokenizer)
-    data = _read_text(path)
+    data = read_file(path)
     with needed_for("a tokenizer.json", "tokenizers"):
         from tokenizers import Tokenizer as Loaded
     try:
@@ -180,8 +180,3 @@ def _text_of(line: bytes, where: str) -> bytes:
     except (ValueError, KeyError, TypeError):
         pass
     raise DataError(f'{where}: not a line of JSON with a "{TEXT}"')
-
-
-def _read_text(path: Path) -> bytes:
-    with reading(path):
-        return path.read_bytes()

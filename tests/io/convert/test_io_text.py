@@ -234,7 +234,7 @@ def test_blank_lines_of_json_are_no_documents(tmp_path):
 def test_lengths_of_whole_files_come_from_the_file_system(tmp_path, monkeypatch):
     folder = write_files(tmp_path)
     source = open_source(str(folder), None, None)
-    monkeypatch.setattr(text_sources, "_read_text", lambda path: pytest.fail("was read"))
+    monkeypatch.setattr(text_sources, "read_file", lambda path: pytest.fail("was read"))
     lengths = lengths_of(source)["text"]
     assert lengths.tolist() == [len(text.encode()) for text in DOCUMENTS]
 
