@@ -30,6 +30,7 @@ from ..format.slab_folder import (
     FORMAT_VERSION,
     INDEX_NAME,
     LARGEST_BLOCK,
+    LIBVER,
     LONGEST,
     OFFSETS,
     VALUES,
@@ -50,9 +51,6 @@ __all__ = ["ALIGNMENT_BYTES", "SlabFolderWriter"]
 ALIGNMENT_BYTES = 4096
 CHECKSUM_BYTES = 4 << 20  # about, of all fields of a block
 _CHUNKS_PER_BLOCK = 4  # of ragged samples, which may cross chunks
-# Metadata of this version has checksums: if damaged, it gives an error; older versions can crash
-# HDF5. Virtual datasets need 1.10 anyway.
-_LIBVER = ("v110", "v110")
 _COPY_BYTES = 1 << 20
 _ERRNO = re.compile(r"errno = (\d+)")
 _PACKERS = 4  # threads that compress
@@ -185,7 +183,7 @@ class SlabFolderWriter:
         h5py = import_h5py()
 
         path = self._folder / f"{INDEX_NAME}.part"
-        with _writing(path), h5py.File(path, "w", libver=_LIBVER, locking=False) as file:
+        with _writing(path), h5py.File(path, "w", libver=LIBVER, locking=False) as file:
             self._write_header(file, WHOLE, 0, self.bounds[-1], source_digest, sealed=True)
             for name, column in self._columns.items():
                 spec, slabs = column.spec, len(self.bounds) - 1
@@ -309,7 +307,7 @@ class SlabFolderWriter:
             h5py.File(
                 path,
                 "w",
-                libver=_LIBVER,
+                libver=LIBVER,
                 locking=False,
                 alignment_threshold=1,
                 alignment_interval=ALIGNMENT_BYTES,

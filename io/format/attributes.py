@@ -24,7 +24,7 @@ from ..remote.object_reader import ObjectReader, RemoteAccess
 from ..remote.urls import child_url, is_url, names_a_file, url_of
 from .index_checksum import check_index, check_index_stream
 from .opening import examined, examined_object, first_line
-from .slab_folder import INDEX_NAME, SlabHeader, import_h5py, read_header
+from .slab_folder import INDEX_NAME, LIBVER, SlabHeader, import_h5py, read_header
 
 if TYPE_CHECKING:
     import h5py
@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 _OWN = frozenset(header_field.name for header_field in fields(SlabHeader))
-_LIBVER = ("v110", "v110")  # as the index has it (slab_folder_writer.py)
 _CLASS_NAMES = "class_names"
 _DIFFERS = "it differs between the files"
 _UNREADABLE = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
@@ -269,4 +268,4 @@ def _are_equal(one: tuple[Any, Any], other: tuple[Any, Any] | None) -> bool:
 def _scratch() -> Any:
     h5py = import_h5py()
 
-    return h5py.File("scratch", "w", driver="core", backing_store=False, libver=_LIBVER)
+    return h5py.File("scratch", "w", driver="core", backing_store=False, libver=LIBVER)

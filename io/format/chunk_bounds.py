@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hsgd.errors import DataError
 
 from .chunks import grid_of, number_of
+from .filters import filters_of
 from .slab_folder import import_h5py
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ def check_chunk_shape(dataset: h5py.Dataset) -> None:
             f"{where} has chunks of {dataset.chunks}, {nbytes} bytes, and the shape "
             f"{dataset.shape}, {total} bytes; rewrite it with h5repack and smaller chunks"
         )
-    create = dataset.id.get_create_plist()
-    filters = [create.get_filter(n)[0] for n in range(create.get_nfilters())]
+    filters = [each.number for each in filters_of(dataset.id.get_create_plist())]
     if len(set(filters)) < len(filters):
         raise DataError(
             f"{where} applies a filter twice, {tuple(filters)}, which may hold any amount of data; "

@@ -109,7 +109,7 @@ def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
     """
     h5py = import_h5py()
 
-    filters = filters_of(dataset)
+    filters = filters_of(dataset.id.get_create_plist())
     refusal = unknown_filters(filters)
     if refusal:
         return refusal

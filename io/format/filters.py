@@ -10,7 +10,7 @@ from __future__ import annotations
 import bz2
 import zlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -64,9 +64,8 @@ class _Known(NamedTuple):
     library: str = ""  # of hdf5plugin
 
 
-def filters_of(dataset: h5py.Dataset) -> tuple[Filter, ...]:
-    """Return the filters of an open dataset, in the order in which they are applied."""
-    create = dataset.id.get_create_plist()
+def filters_of(create: Any) -> tuple[Filter, ...]:
+    """Return the filters of a dataset's creation properties, in the order of application."""
     found = (create.get_filter(n) for n in range(create.get_nfilters()))
     return tuple(Filter(number, tuple(values)) for number, _, values, _ in found)
 
@@ -108,7 +107,7 @@ def load_filters(dataset: h5py.Dataset) -> str:
     """Load a dataset's filters from hdf5plugin, if needed; return which are missing, or ""."""
     h5py = import_h5py()
 
-    numbers = [each.number for each in filters_of(dataset)]
+    numbers = [each.number for each in filters_of(dataset.id.get_create_plist())]
     unknown = [number for number in numbers if not h5py.h5z.filter_avail(number)]
     remedy = "rewrite the file with h5repack where HDF5 has it"
     if unknown:

@@ -36,6 +36,7 @@ __all__ = [
     "FORMAT_VERSION",
     "INDEX_NAME",
     "LARGEST_BLOCK",
+    "LIBVER",
     "LONGEST",
     "OFFSETS",
     "SOURCE_ORDER",
@@ -58,6 +59,9 @@ WHOLE = -1  # slab_index of index.h5
 VALUES, OFFSETS = "values", "offsets"  # the datasets of a ragged field, in a group of its name
 # Attributes of that group, in elements: of the longest sample and of the largest block.
 LONGEST, LARGEST_BLOCK = "longest_sample", "largest_block"
+# Metadata of this version has checksums: if damaged, it gives an error; older versions can crash
+# HDF5. Virtual datasets need 1.10 anyway.
+LIBVER = ("v110", "v110")
 _TEXTS = frozenset({"dataset_uuid", "source_digest"})
 _LEAST = {
     "slab_index": WHOLE,

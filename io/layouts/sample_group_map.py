@@ -21,6 +21,7 @@ from hsgd.errors import DataError
 from ..format.chunks import Chunks, chunks_of
 from ..format.data_map import DataMap, Extent, Offsets, SlabMap
 from ..format.fields import names_in, stored_name
+from ..format.filters import filters_of
 from ..format.opening import Identity
 from ..format.packing_of import check_packed_alike, packing_of
 from ..format.slab_folder import FieldSpec, import_h5py
@@ -244,11 +245,6 @@ def _linked(h5py: Any, group: Any, steps: Sequence[bytes], open_last: Any) -> An
     return group
 
 
-def _filters_of(create: Any) -> list[Any]:
-    """Return number and settings of each filter."""
-    return [create.get_filter(number)[::2] for number in range(create.get_nfilters())]
-
-
 class _Column:
     """The arrays of one field, one for each sample."""
 
@@ -331,7 +327,7 @@ class _Column:
             found = chunks_of(self._first, self._file_bytes)
             self._chunks = None if isinstance(found, str) else found
             self._refusal = found if isinstance(found, str) else ""
-            self._filters = _filters_of(self._first.id.get_create_plist())
+            self._filters = filters_of(self._first.id.get_create_plist())
         elif item.get_offset() is None:
             self._refusal = _APART
 
@@ -365,7 +361,7 @@ class _Column:
         if (
             not is_chunked
             or create.get_chunk() != self._shape
-            or _filters_of(create) != self._filters
+            or filters_of(create) != self._filters
             or item.get_num_chunks() != 1
         ):
             self._give_up(item, place)

@@ -54,7 +54,7 @@ def stored_chunk(name: str, folder: Path) -> tuple[tuple[Filter, ...], bytes, by
         dataset = file.create_dataset("x", data=values, chunks=(ITEMS,), **ROWS[name])
         mask, stored = dataset.id.read_direct_chunk((0,))
         assert not mask
-        return filters_of(dataset), stored, values.tobytes()
+        return filters_of(dataset.id.get_create_plist()), stored, values.tobytes()
 
 
 class _Guarded:
