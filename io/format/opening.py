@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hsgd.errors import DataError, one_line
 
@@ -132,27 +132,6 @@ def _damage_as_error(path: Path | str) -> Iterator[None]:
         ) from error
 
 
-class Folder(Protocol):
-    """The place of the files of a dataset."""
-
-    path: str
-
-    def expect(self, slabs: int) -> int | None:
-        """Announce `slabs` slabs to examine in order; return how many exist, None if unknown."""
-
-    def place(self, name: str) -> Path | str:
-        """Return a file's path or URL, for messages and a SlabMap."""
-
-    def has(self, name: str) -> bool:
-        """Return whether a file exists."""
-
-    def examined(self, name: str) -> AbstractContextManager[h5py.File]:
-        """Open an existing file; raises DataError."""
-
-    def identity(self, name: str) -> Identity:
-        """Return the identity of an examined file."""
-
-
 class LocalFolder:
     """A folder of a file system."""
 
@@ -160,7 +139,7 @@ class LocalFolder:
         self._folder, self.path = folder, str(folder)
 
     def expect(self, slabs: int) -> int | None:
-        """Count the slabs by their names; None if the folder may not be listed."""
+        """Return how many slabs exist, by their names; None if the folder may not be listed."""
         try:
             with os.scandir(self._folder) as entries:
                 return sum(slab_number(entry.name) is not None for entry in entries)
@@ -168,12 +147,14 @@ class LocalFolder:
             return None
 
     def place(self, name: str) -> Path:
+        """Return a file's path or URL, for messages and a SlabMap."""
         return self._folder / name
 
     def has(self, name: str) -> bool:
         return self.place(name).is_file()
 
     def examined(self, name: str) -> AbstractContextManager[h5py.File]:
+        """Open an existing file; raises DataError."""
         return examined(self.place(name))
 
     def identity(self, name: str) -> Identity:
@@ -190,6 +171,7 @@ class RemoteFolder:
         self._last: MetadataFile | None = None
 
     def expect(self, slabs: int) -> int | None:
+        """Announce `slabs` slabs to examine in order; return None: it is unknown how many exist."""
         self._slabs = slabs
         return None
 
@@ -221,6 +203,10 @@ class RemoteFolder:
             found = open_objects([self.place(n) for n in names], self._reader, pages)
             self._ahead = dict(zip(names, found, strict=True))
         return self._ahead[name]
+
+
+Folder = LocalFolder | RemoteFolder
+"""The place of the files of a dataset."""
 
 
 def _explain_open(path: str, error: OSError) -> str:

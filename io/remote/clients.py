@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -94,21 +94,9 @@ class Answer:
     finish: Callable[[bool], None]  # True if all was read: the connection is used again
 
 
-class Client(Protocol):
-    """A client for ranges, for several threads."""
-
-    def get(self, url: str, start: int, stop: int, etag: str, end: Limits) -> Answer:
-        """Request bytes [start, stop), if the object still has this ETag ("" for any).
-
-        The whole answer must arrive within the limits `end`. Raises RequestFailed, and exceptions
-        that failure() explains.
-        """
-
-    def failure(self, error: Exception) -> RequestFailed | None:
-        """Return the meaning of an exception of the methods; None if not of the network."""
-
-
 class _HttpClient:
+    """A client for ranges by HTTP, for several threads."""
+
     def __init__(self) -> None:
         with needed_for("https://", "urllib3"):
             import urllib3
@@ -128,6 +116,11 @@ class _HttpClient:
         self._lock = threading.Lock()
 
     def get(self, url: str, start: int, stop: int, etag: str, end: Limits) -> Answer:
+        """Request bytes [start, stop), if the object still has this ETag ("" for any).
+
+        The whole answer must arrive within the limits `end`. Raises RequestFailed, and exceptions
+        that failure() explains.
+        """
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         if etag.startswith('"'):  # not a weak ETag, which never matches, nor a date
             headers["If-Match"] = etag
@@ -183,6 +176,7 @@ class _HttpClient:
         raise refused(f"more than {_MOST_REDIRECTS} redirects; check the URL")
 
     def failure(self, error: Exception) -> RequestFailed | None:
+        """Return the meaning of an exception of the methods; None if not of the network."""
         if (refused := _refusal_by_cause(error)) is not None:
             return refused
         reason = error.reason if isinstance(error, self._urllib3.exceptions.MaxRetryError) else None
@@ -302,6 +296,7 @@ class S3Client:
         return None
 
 
+Client = _HttpClient | S3Client
 _clients: MadeOnce[tuple[object, ...], Client] = MadeOnce()  # connections are of one process
 
 

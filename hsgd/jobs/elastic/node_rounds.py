@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from hsgd.errors import HsgdError
 from hsgd.jobs.elastic.job_events import JobEvents
@@ -29,16 +29,6 @@ _ANEW = "anew"
 _ROUNDS = "hsgd/agent/rounds"
 
 
-class Rounds(Protocol):
-    """Interface that forms rounds of nodes."""
-
-    def next(self, row: NodeRow) -> tuple[int, list[NodeRow], int]:
-        """Return number (from 1), rows and own index of the next round; collective, blocking."""
-
-    def others_wait(self) -> bool:
-        """Return whether nodes wait to join; local."""
-
-
 class OneNode:
     """Rounds of this node alone."""
 
@@ -46,10 +36,12 @@ class OneNode:
         self._count = 0
 
     def next(self, row: NodeRow) -> tuple[int, list[NodeRow], int]:
+        """Return number (from 1), rows and own index of the next round; collective, blocking."""
         self._count += 1
         return self._count, [row], 0
 
     def others_wait(self) -> bool:
+        """Return whether nodes wait to join; local."""
         return False
 
 
@@ -171,6 +163,9 @@ class NodeRounds:
     def _left(self) -> list[str]:
         ended = self._events.ended()
         return [node for node in self._members if node not in ended]
+
+
+Rounds = OneNode | NodeRounds
 
 
 def _in_one_line(error: Exception) -> RuntimeError:
