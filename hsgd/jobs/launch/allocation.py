@@ -28,11 +28,6 @@ class Allocation:
     source: str
     hosts: tuple[Host, ...]
 
-    @property
-    def places(self) -> str:
-        """The hosts and their slots, in words."""
-        return ", ".join(f"{host.name}:{host.slots}" for host in self.hosts)
-
 
 def is_managed(environ: Mapping[str, str]) -> bool:
     """Return whether a resource manager started this job; local."""
@@ -59,9 +54,10 @@ def spread(environ: Mapping[str, str], ranks: int, *, fill: bool = False) -> tup
         return ()
     slots = sum(host.slots for host in found.hosts)
     if slots < ranks:
+        places = ", ".join(map(str, found.hosts))
         raise LaunchError(
-            f"{ranks} ranks, and {found.source} has {slots} slots ({found.places}); lower the "
-            "number of ranks, ask for more, or give hosts and slots with -H"
+            f"{ranks} ranks, and {found.source} has {slots} slots ({places}); lower the number of "
+            "ranks, ask for more, or give hosts and slots with -H"
         )
     if fill:
         return found.hosts

@@ -194,7 +194,7 @@ def _hosts_for_mpirun(launcher: Launcher, ranks: int, environ: Mapping[str, str]
         return f"localhost:{ranks}"
     if launcher.kind != "Open MPI" or "SLURM_JOB_ID" in environ:
         return None
-    return ",".join(f"{host.name}:{host.slots}" for host in spread(environ, ranks)) or None
+    return ",".join(map(str, spread(environ, ranks))) or None
 
 
 def read_command(words: Sequence[str], added: Mapping[str, str]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hsgd.base import mpi_abi
 from hsgd.errors import LaunchError
 
-__all__ = ["MOST_RANKS", "Host", "Job", "Launcher", "command_line", "parse_hosts"]
+__all__ = ["MOST_RANKS", "Host", "Job", "Launcher", "command_line", "filled", "parse_hosts"]
 
 MOST_RANKS = 1 << 20  # of a job; launchers try any number, and use gigabytes for it
 MOST_RANKS_ON_A_HOST = 4096
@@ -48,6 +48,9 @@ class Host:
     name: str
     slots: int
 
+    def __str__(self) -> str:
+        return f"{self.name}:{self.slots}"
+
     @property
     def is_here(self) -> bool:
         own = socket.gethostname()
@@ -78,18 +81,19 @@ class Job:
     output_path: str | None = None
 
     @property
-    def ranks_by_host(self) -> list[tuple[str, int]]:
-        """Ranks of each host that has some; the first hosts are filled first."""
-        left, found = self.ranks, []
-        for host in self.hosts:
-            if left > 0:
-                found.append((host.name, min(left, host.slots)))
-            left -= min(left, host.slots)
-        return found
-
-    @property
     def most_ranks_on_a_host(self) -> int:
-        return max((ranks for _, ranks in self.ranks_by_host), default=0)
+        return max((ranks for _, ranks in filled(self.hosts, self.ranks)), default=0)
+
+
+def filled(hosts: Sequence[Host], ranks: int) -> list[tuple[Host, int]]:
+    """Return the hosts that get some of the ranks; the first hosts are filled first; local."""
+    places = []
+    for host in hosts:
+        count = min(ranks, host.slots)
+        ranks -= count
+        if count:
+            places.append((host, count))
+    return places
 
 
 def parse_hosts(text: str, ranks: int) -> tuple[Host, ...]:
@@ -139,7 +143,7 @@ def _open_mpi(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[
     prrte = launcher.major >= 5
     words = [launcher.path, "-np", str(job.ranks)]
     if job.hosts:
-        words += ["-H", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
+        words += ["-H", ",".join(map(str, job.hosts))]
         words += _open_mpi_prefix(launcher, job)
     words += job.binding_args or [
         word
@@ -198,38 +202,31 @@ def _open_mpi_output(job: Job, prrte: bool) -> list[str]:
 
 def _mpich(launcher: Launcher, job: Job) -> list[str]:
     words = [launcher.path, "-np", str(job.ranks)]
-    if job.tag_output:
-        words.append("-l")
     if job.hosts:
-        words += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
-    words += ["-bind-to", "none", "-genvall"]
-    if job.ssh_args:
-        words += ["-bootstrap", "ssh", "-bootstrap-exec-args", " ".join(job.ssh_args)]
-    if job.output_path:
-        words += ["-outfile-pattern", job.output_path]
-    for name, value in job.define.items():
-        words += ["-genv", name, value]
-    return [*words, *job.mpi_args, *job.command]
+        words += ["-hosts", ",".join(map(str, job.hosts))]
+    return [*words, "-bind-to", "none", *_hydra(job, job.define), *job.mpi_args, *job.command]
 
 
 def _intel_mpi(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[str]:
     """Return the command for Intel's Hydra, with arguments for each host instead of slots."""
-    words = [launcher.path]
-    if job.tag_output:
-        words.append("-l")
-    words.append("-genvall")
+    unpinned = {} if "I_MPI_PIN" in environ else {"I_MPI_PIN": "off"}
+    words = [launcher.path, *_hydra(job, {**unpinned, **job.define}), *job.mpi_args]
+    if not job.hosts:
+        return [*words, "-n", str(job.ranks), *job.command]
+    for index, (host, ranks) in enumerate(filled(job.hosts, job.ranks)):
+        words += [*([":"] if index else []), "-host", host.name, "-n", str(ranks), *job.command]
+    return words
+
+
+def _hydra(job: Job, variables: Mapping[str, str]) -> list[str]:
+    """Return what MPICH's Hydra and Intel's have in common."""
+    words = [*(["-l"] if job.tag_output else []), "-genvall"]
     if job.ssh_args:
         words += ["-bootstrap", "ssh", "-bootstrap-exec-args", " ".join(job.ssh_args)]
     if job.output_path:
         words += ["-outfile-pattern", job.output_path]
-    unpinned = {} if "I_MPI_PIN" in environ else {"I_MPI_PIN": "off"}
-    for name, value in {**unpinned, **job.define}.items():
+    for name, value in variables.items():
         words += ["-genv", name, value]
-    words += job.mpi_args
-    if not job.hosts:
-        return [*words, "-n", str(job.ranks), *job.command]
-    for index, (name, ranks) in enumerate(job.ranks_by_host):
-        words += [*([":"] if index else []), "-host", name, "-n", str(ranks), *job.command]
     return words
 
 

