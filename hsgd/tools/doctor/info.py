@@ -44,6 +44,7 @@ class Report:
     sections: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     abi: str | None = None  # of the MPI that is used here
+    config: Config | None = None  # None: a variable has a wrong value, which is a problem
 
     def fact(self, section: str, name: str, value: object) -> None:
         self.sections.setdefault(section, []).append((name, str(value)))
@@ -83,6 +84,10 @@ def gather() -> Report | None:
     if job is not None and job.rank != 0:
         return None
     report = Report()
+    try:
+        report.config = Config.from_env()
+    except ValueError as error:
+        report.problem(str(error), "Correct or unset the variable: hsgd does not start with it")
     for add in (
         *(_add_hsgd, _add_mpi, _add_horovod, _add_packages, _add_distributed),
         *(_add_machine, _add_between_nodes, _add_configuration),
@@ -288,7 +293,7 @@ def _add_distributed(report: Report) -> None:
     state = "known to torch" if known else "not known to torch: import hsgd.torch first"
     report.fact("torch.distributed", "backend hsgd", state)
     report.fact("torch.distributed", "would use", launcher_variables.describe(os.environ))
-    report.fact("torch.distributed", 'backend "gloo"', _who_serves_gloo())
+    report.fact("torch.distributed", 'backend "gloo"', _who_serves_gloo(report.config))
     found = probe.operators()
     report.fact("torch.distributed", "hsgd.operators", found.line or "do not load")
     if found.error:
@@ -297,12 +302,8 @@ def _add_distributed(report: Report) -> None:
         )
 
 
-def _who_serves_gloo() -> str:
-    try:
-        on = Config.from_env().as_gloo
-    except ValueError:  # reported elsewhere
-        on = False
-    if not on:
+def _who_serves_gloo(config: Config | None) -> str:
+    if config is None or not config.as_gloo:
         return "gloo; hsgd with hsgd run --gloo, or HSGD_AS_GLOO=1"
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
         return "gloo, whose calls torch checks (TORCH_DISTRIBUTED_DEBUG=DETAIL)"
@@ -357,14 +358,11 @@ def _add_between_nodes(report: Report) -> None:
 
 
 def _add_configuration(report: Report) -> None:
-    try:
-        config = Config.from_env()
-    except ValueError as error:
-        report.problem(str(error), "Correct or unset the variable: hsgd does not start with it")
+    if report.config is None:
         return
     for name, variable in Config.variables().items():
         origin = "" if variable in os.environ else " (default)"
-        report.fact("Configuration", variable, f"{getattr(config, name)}{origin}")
+        report.fact("Configuration", variable, f"{getattr(report.config, name)}{origin}")
     known = {*Config.variables().values()}
     for variable in sorted(os.environ.keys() - {JOB_SECRET, launcher_variables.AGENT_ROUND}):
         if variable.startswith("HSGD_") and variable not in known:
@@ -377,10 +375,8 @@ def _add_configuration(report: Report) -> None:
 
 def _add_paths(report: Report, job: node_layout.JobTopology | None) -> None:
     """Add the algorithm for each size, measured as by a communicator."""
-    try:
-        config = Config.from_env()
-    except ValueError:
-        return  # reported above
+    if (config := report.config) is None:
+        return
     travel = {
         "auto": "during or after backward, as its first steps show (optimizer.overlap_choice)",
         "always": "during backward",
