@@ -6,9 +6,10 @@ Sources: int8 in both directions with error feedback on both sides, DoubleSqueez
 
 from __future__ import annotations
 
+import abc
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -64,9 +65,13 @@ class TopK:
 Compression = Literal["bfloat16", "int8", "topk"] | Int8 | TopK | None
 
 
-class Exchange(Protocol):
-    """Averages one vector over the workers, repeatedly."""
+class Exchange(abc.ABC):
+    """Averages one vector over the workers, repeatedly; keeps compression errors by name."""
 
+    def __init__(self, comm: Comm, what: str, **errors: Tensor) -> None:
+        self._comm, self._what, self._errors = comm, what, errors
+
+    @abc.abstractmethod
     def average(self, values: Tensor, due: int) -> Tensor:
         """Return the workers' mean of 1-d float32 `values`, in place or in another tensor.
 
@@ -76,9 +81,19 @@ class Exchange(Protocol):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return this worker's compression errors."""
+        return {name: error.clone() for name, error in self._errors.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load compression errors; drop those of another size."""
+        for name, error in self._errors.items():
+            kept = state.get(name)
+            if kept is not None and kept.shape == error.shape:
+                error.copy_(kept)
+            else:
+                error.zero_()
+
+    def _named(self, due: int) -> str:
+        return f"{self._what}, due at step {due}"
 
 
 def exchange_of(compression: Compression, comm: Comm, count: int, what: str) -> Exchange:
@@ -105,54 +120,28 @@ def checked_compression(compression: Compression) -> Int8 | TopK | str | None:
     )
 
 
-class _PlainExchange:
+class _PlainExchange(Exchange):
     def __init__(self, comm: Comm, dtype: torch.dtype, what: str) -> None:
-        self._comm, self._dtype, self._what = comm, dtype, what
+        super().__init__(comm, what)
+        self._dtype = dtype
 
     def average(self, values: Tensor, due: int) -> Tensor:
-        sent, name = values.to(self._dtype), _named(self._what, due)
+        sent, name = values.to(self._dtype), self._named(due)
         mean: Tensor = self._comm.allreduce(sent, "mean", out=sent, name=name)
         return mean.float()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        pass
-
-
-def _named(what: str, due: int) -> str:
-    return f"{what}, due at step {due}"
-
-
-class _WithErrors:
-    """Keeps the compression errors by name."""
-
-    def __init__(self, **errors: Tensor) -> None:
-        self._errors = errors
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: error.clone() for name, error in self._errors.items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name, error in self._errors.items():
-            kept = state.get(name)
-            if kept is not None and kept.shape == error.shape:
-                error.copy_(kept)
-            else:
-                error.zero_()
-
-
-class _Int8Exchange(_WithErrors):
+class _Int8Exchange(Exchange):
     """Each worker sums one part of the vector; parts are sent and returned in int8."""
 
     def __init__(self, comm: Comm, count: int, how: Int8, what: str) -> None:
-        self._comm, self._count, self._block, self._what = comm, count, how.block, what
+        self._count, self._block = count, how.block
         blocks = max(1, -(-count // (how.block * comm.size)))  # of a part
         self._part = blocks * how.block
         self._codes = 4 * blocks  # their offset in a row, after the scales
         self._row = -(-(self._codes + self._part) // 4) * 4
-        super().__init__(sent=torch.zeros(self._part * comm.size), mean=torch.zeros(self._part))
+        errors = {"sent": torch.zeros(self._part * comm.size), "mean": torch.zeros(self._part)}
+        super().__init__(comm, what, **errors)
 
     def average(self, values: Tensor, due: int) -> Tensor:
         comm, part = self._comm, self._part
@@ -162,13 +151,13 @@ class _Int8Exchange(_WithErrors):
         for rank, row in enumerate(rows):
             at = slice(rank * part, (rank + 1) * part)
             self._encode(padded[at], self._errors["sent"][at], row)
-        rows = comm.alltoall(rows, name=f"{_named(self._what, due)} in int8")
+        rows = comm.alltoall(rows, name=f"{self._named(due)} in int8")
         mean = torch.zeros(part)
         for row in rows:
             self._decode(row, 1.0 / comm.size, mean)
         own = torch.zeros(1, self._row, dtype=torch.uint8)
         self._encode(mean, self._errors["mean"], own[0])
-        rows = comm.allgather(own, name=f"mean {_named(self._what, due)} in int8")
+        rows = comm.allgather(own, name=f"mean {self._named(due)} in int8")
         padded.zero_()
         for rank, row in enumerate(rows):
             self._decode(row, 1.0, padded[rank * part : (rank + 1) * part])
@@ -195,15 +184,15 @@ class _Int8Exchange(_WithErrors):
         )
 
 
-class _TopExchange(_WithErrors):
+class _TopExchange(Exchange):
     """Each worker sends its kept values to all workers."""
 
     def __init__(self, comm: Comm, count: int, how: TopK, what: str) -> None:
-        self._comm, self._count, self._how, self._what = comm, count, how, what
+        super().__init__(comm, what, sent=torch.zeros(count))
+        self._count, self._how = count, how
         self._chunk = min(how.chunk, max(1, count))
         self._kept = min(how.kept, self._chunk)
         self._entries = self._kept * -(-count // self._chunk)
-        super().__init__(sent=torch.zeros(count))
 
     def average(self, values: Tensor, due: int) -> Tensor:
         comm, count = self._comm, self._count
@@ -219,7 +208,7 @@ class _TopExchange(_WithErrors):
             self._chunk,
             self._kept,
         )
-        rows = comm.allgather(own, name=f"greatest of {_named(self._what, due)}")
+        rows = comm.allgather(own, name=f"greatest of {self._named(due)}")
         mean = torch.zeros(count)
         for row in rows:
             _native.top_decode(
