@@ -189,10 +189,11 @@ class VlenSource(Source):
 
 
 def _vlen_spec(dataset: Any, column: str, path: Path, name: str) -> FieldSpec:
-    if not _is_vlen(dataset):
+    h5py = import_h5py()
+    if dataset.id.get_type().get_class() != h5py.h5t.VLEN:  # h5py itself lacks some dtypes
         shape, dtype = form_of(dataset, column, path, name)
         return FieldSpec(name, shape[1:], dtype.newbyteorder("="))
-    base = import_h5py().check_vlen_dtype(dataset.dtype)
+    base = h5py.check_vlen_dtype(dataset.dtype)
     dtype = np.dtype(base)
     if dtype.kind not in NUMBERS or len(dataset.shape) != 1:
         raise DataError(
@@ -200,11 +201,6 @@ def _vlen_spec(dataset: Any, column: str, path: Path, name: str) -> FieldSpec:
             "axis, of numbers, can be converted; name other fields with --fields"
         )
     return FieldSpec(name, (), dtype.newbyteorder("="), ragged=True)
-
-
-def _is_vlen(dataset: Any) -> bool:
-    """Return whether values have variable length; asks HDF5, since h5py lacks some dtypes."""
-    return bool(dataset.id.get_type().get_class() == import_h5py().h5t.VLEN)
 
 
 class NumpySource(Source):

@@ -66,7 +66,7 @@ def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
     if len(names) >= LEAST_GROUPS:
         step = len(names) / _LOOKED_AT
         some = [names[int(step * number)] for number in range(_LOOKED_AT)]
-        found = Counter(_field_names(home, name) for name in some)
+        found = Counter(_arrays_in(hard_linked(home, name)) for name in some)
         fields, count = found.most_common(1)[0]
         if fields and count >= _ALIKE * len(some):
             others = {field for each in found for field in each} - {*fields}
@@ -81,14 +81,9 @@ def _search(home: Any, place: str, depth: int) -> SampleGroups | None:
     return None
 
 
-def _field_names(home: Any, name: str) -> tuple[str, ...]:
-    """Return the datasets in one sample, sorted; empty if it is no group, or a ragged field."""
-    return _arrays_in(hard_linked(home, name))
-
-
 def _arrays_in(item: Any) -> tuple[str, ...]:
+    """Return the datasets in one sample, sorted; empty if it is no group, or a ragged field."""
     h5py = import_h5py()
-
     if not isinstance(item, h5py.Group) or LONGEST in item.attrs:
         return ()
     found, steps = [], 0

@@ -139,7 +139,8 @@ class NodeRounds:
         self._store.set(f"{decision}/{row.node}", json.dumps(row_to(row)))
         end = time.monotonic() + _AGAIN_S
         while not self._store.check([decision]):
-            left = self._left()
+            ended = self._events.ended()
+            left = [node for node in self._members if node not in ended]
             if time.monotonic() > end:
                 self._store.compare_set(decision, "", _ANEW)
             elif left[0] == row.node:
@@ -159,10 +160,6 @@ class NodeRounds:
             rows = [json.loads(self._store.get(key)) for key in keys]
             told = json.dumps([self._numbers.add(_ROUNDS, 1), rows])
             self._store.compare_set(decision, "", told)
-
-    def _left(self) -> list[str]:
-        ended = self._events.ended()
-        return [node for node in self._members if node not in ended]
 
 
 Rounds = OneNode | NodeRounds

@@ -12,7 +12,7 @@ import socket
 import sys
 from datetime import timedelta
 
-from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main
 
@@ -39,12 +39,8 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         return _NAME
 
 
-def _make(parameters: RendezvousParameters) -> LoopbackRendezvous:
-    return LoopbackRendezvous(parameters.run_id)
-
-
 if __name__ == "__main__":
     os.environ[JOB_SECRET] = draw_job_secret()  # the ranks inherit it
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo's connections stay on the loopback too
-    rendezvous_handler_registry.register(_NAME, _make)
+    rendezvous_handler_registry.register(_NAME, lambda given: LoopbackRendezvous(given.run_id))
     main(["--nnodes=1", f"--rdzv-backend={_NAME}", *sys.argv[1:]])

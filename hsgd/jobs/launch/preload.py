@@ -96,7 +96,8 @@ def check_loadable(path: str | Path) -> None:
     Raises LaunchError with the linker's reason: without the engine or its libmpi, MPI would serve
     all calls of a job.
     """
-    words = [sys.executable, "-I", "-S", "-c", _CHECK, str(_engine_of(path))]
+    engine_path = Path(path).with_name(Path(path).name.replace("preload", "pmpi"))
+    words = [sys.executable, "-I", "-S", "-c", _CHECK, str(engine_path)]
     environ = {**os.environ, "LD_PRELOAD": str(path)}
     try:
         child = answer_of(words, _CHECK_LIMIT_S, environ=environ)
@@ -107,10 +108,6 @@ def check_loadable(path: str | Path) -> None:
     if child.returncode != 0:
         lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
         raise LaunchError(_does_not_load(path, lines[0]))
-
-
-def _engine_of(path: str | Path) -> Path:
-    return Path(path).with_name(Path(path).name.replace("preload", "pmpi"))
 
 
 def loadable(abi: str | None) -> Path:

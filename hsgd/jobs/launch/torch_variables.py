@@ -61,12 +61,9 @@ def meeting(
         return {}
     first, is_alone = hosts[0], all(host.is_here for host in hosts)
     address = "127.0.0.1" if is_alone else socket.gethostname() if first.is_here else first.name
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(_port_on(first)), **given}
-
-
-def _port_on(host: Host) -> int:
     ports = Config.from_env().port_range
-    return free_port() if host.is_here else random.SystemRandom().choice(ports)
+    port = free_port() if first.is_here else random.SystemRandom().choice(ports)
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port), **given}
 
 
 def free_port() -> int:

@@ -60,8 +60,8 @@ def plan(
     shared += [f"--master-port={met['MASTER_PORT']}"]
     commands = []
     for node, (host, count) in enumerate(places):
-        words = [*shared, f"--node-rank={node}", f"--nproc-per-node={count}"]
-        words = [*given, *_torchrun(words, command)]
+        options = [*shared, f"--node-rank={node}", f"--nproc-per-node={count}", "--no-python"]
+        words = [*given, sys.executable, "-m", "torch.distributed.run", *options, *command]
         if not host.is_here:
             words = remote(host.name, words, JOB_SECRET, environ)
         commands.append(words)
@@ -130,8 +130,3 @@ def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _torchrun(options: Sequence[str], command: Sequence[str]) -> list[str]:
-    words = [sys.executable, "-m", "torch.distributed.run", *options]
-    return [*words, "--no-python", *command]

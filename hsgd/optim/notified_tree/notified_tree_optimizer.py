@@ -127,8 +127,8 @@ class NotifiedTree(WrappingOptimizer):
         sizes = [layer.bytes for layer in layers]
         teams = teams_of(comm.rank, comm.nodes, arity, sizes, self._shared)
         self._owned = [layer.index for layer in layers if teams[layer.index].is_root]
-        suits = not whole and updates_elements(optimizer)
-        if not _on_all(comm, suits) or (part_bytes is None and node_count == 1):
+        suits = np.array([not whole and updates_elements(optimizer)], np.uint8)
+        if not comm.allgather(suits).all() or (part_bytes is None and node_count == 1):
             part_bytes = 0
         parts = parts_of(layers, part_bytes)
         self._plan = TreePlan(layers, parts, teams[0].most_children, teams[0].most_local, comm.size)
@@ -548,8 +548,3 @@ class NotifiedTree(WrappingOptimizer):
             with self._placing:
                 self._updater.keep(parts[0], places)
                 self._engine.set_tensors(parts[0], places.rows)
-
-
-def _on_all(comm: Comm, answer: bool) -> bool:
-    """Return whether `answer` is True on all ranks; collective."""
-    return bool(comm.allgather(np.array([answer], np.uint8)).all())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hsgd.tools import on_hosts
 from hsgd.tools.status.looking import Look, Row, rows_from, shown
@@ -21,14 +20,12 @@ def ask(hosts: Sequence[str], options: Sequence[str] = ()) -> Look:
             if answer is not None and answer["hsgd_status"] != FORM:
                 reason = "its hsgd has another version; install the same everywhere"
             elif answer is not None:
-                rows += _rows(answer)
+                rows += [
+                    row for comm in answer["communicators"] for row in rows_from(comm["ranks"])
+                ]
                 refused += [shown(f"{host}: {line}") for line in answer["refused"]]
         except (KeyError, TypeError):
             reason = "its answer is not that of hsgd status"
         if reason:
             refused.append(shown(f"{host}: {reason}"))
     return Look(rows, refused)
-
-
-def _rows(answer: dict[str, Any]) -> list[Row]:
-    return [row for comm in answer["communicators"] for row in rows_from(comm["ranks"])]
