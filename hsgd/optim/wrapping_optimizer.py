@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 from typing_extensions import Self
 
 from hsgd.errors import ClosedError
+from hsgd.optim.worker_group import WorkerGroup
 
 __all__ = ["WrappingOptimizer", "check_choice", "tensors_of"]
 
@@ -20,6 +21,7 @@ class WrappingOptimizer(Optimizer):
 
     loads_together: ClassVar[bool] = False
     """Whether load_state_dict() is collective, because the state is spread over several ranks."""
+    _group: WorkerGroup | None = None  # ranks that train as one worker, with this one
 
     def __init__(self, optimizer: Optimizer) -> None:
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
@@ -42,8 +44,11 @@ class WrappingOptimizer(Optimizer):
             self._abandon()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients to None or zero, as torch does; local."""
-        self._optimizer.zero_grad(set_to_none)
+        """Reset gradients as torch does; local. A group zeroes them in place."""
+        if self._group is not None:
+            self._group.zero_gradients()
+        else:
+            self._optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise ValueError, since the exchanged parameters are fixed at construction."""

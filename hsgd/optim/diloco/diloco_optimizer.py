@@ -48,7 +48,6 @@ from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.layouts import layout_terms
 from hsgd.optim.optimizer_ranks import refusals_told
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
-from hsgd.optim.worker_group import WorkerGroup
 
 __all__ = ["DiLoCo"]
 
@@ -93,7 +92,6 @@ class DiLoCo(RestartableOptimizer):
 
     loads_together = True
     _ranks: WorkerComms
-    _group: WorkerGroup | None
 
     def __init__(
         self,
@@ -151,12 +149,6 @@ class DiLoCo(RestartableOptimizer):
             self._begin_due()
             self._apply(self._metrics.steps, self.outer, self._alpha)
         return value if result is None else result
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._group is not None:
-            self._group.zero_gradients()
-        else:
-            self._optimizer.zero_grad(set_to_none)
 
     def settle(self) -> None:
         """Apply pending exchanges now; blocking, collective in a worker.

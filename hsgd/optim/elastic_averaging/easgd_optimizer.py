@@ -242,13 +242,6 @@ class ElasticAveraging(WrappingOptimizer):
         """Whether the stop rule has ended training, on all ranks of a group after the same step."""
         return self._done
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients as torch does; local. A group zeroes them in place."""
-        if self._group is not None:
-            self._group.zero_gradients()
-        else:
-            self._optimizer.zero_grad(set_to_none)
-
     def metrics(self) -> EASGDMetrics:
         return replace(self._metrics, staleness=self._metrics.staleness.copy())
 

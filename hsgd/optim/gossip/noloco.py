@@ -75,7 +75,6 @@ class OuterRounds:
         *,
         seed: int,
         timeout_s: float,
-        remote_only: bool = False,
     ) -> None:
         self._rank, self._size, self._seed, self._outer = comm.rank, comm.size, seed, outer
         self._weights, self._also = list(weights), list(also)
@@ -83,7 +82,7 @@ class OuterRounds:
         self._velocity = [torch.zeros_like(slow) for slow in self._slow]
         self._number = 0
         like = [*self._slow, *self._slow, *self._also]
-        self.pairs = PairRounds(comm, like, timeout_s, remote_only=remote_only)
+        self.pairs = PairRounds(comm, like, timeout_s)
 
     def step(self, patience_s: float) -> Averaged | None:
         """Make the next round, and set weights to outer weights; blocks at most `patience_s`.
