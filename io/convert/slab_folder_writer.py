@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -90,8 +89,8 @@ class SlabFolderWriter:
     `write_index` has added the index.
 
     Args:
-        owned: the slabs that this writer makes, all by default. Other writers with the same
-            dataset_uuid make the others; one of the writers adds the index when all have sealed.
+        owned: the slabs that this writer makes. Other writers with the same dataset_uuid make the
+            others; one of the writers adds the index when all have sealed.
         ends: where the elements of each sample end, by ragged field, in the order of the slabs:
             int64, 0 and then one for each sample.
         compress: compress sealed slabs in chunks (chunks.Compression).
@@ -107,25 +106,25 @@ class SlabFolderWriter:
         num_slabs: int,
         seed: int,
         *,
-        dataset_uuid: str | None = None,
-        owned: Sequence[int] | None = None,
-        ends: Mapping[str, IntArray] | None = None,
-        compress: str | None = None,
-        resumed: bool = False,
+        dataset_uuid: str,
+        owned: Sequence[int],
+        ends: Mapping[str, IntArray],
+        compress: str | None,
+        resumed: bool,
     ) -> None:
         self.specs = tuple(specs)
         self.bounds = [slab * num_samples // num_slabs for slab in range(num_slabs + 1)]
         self._folder = folder
         self._seed = seed
-        self._ends = dict(ends or {})
+        self._ends = ends
         self._compress = compress
         self._columns = {column.spec.name: column for column in self._make_columns()}
         total = sum(
             column.first(num_slabs) * column.spec.row_bytes for column in self._columns.values()
         )
         self._checksum_rows = max(1, CHECKSUM_BYTES * num_samples // max(1, total))
-        self._uuid = dataset_uuid or uuid.uuid4().hex
-        self.owned = tuple(range(num_slabs) if owned is None else owned)
+        self._uuid = dataset_uuid
+        self.owned = owned
         self._offsets: dict[int, dict[str, int]] = {}
         for slab in self.owned:
             if resumed and not self._sealed_path(slab).exists():
@@ -178,7 +177,7 @@ class SlabFolderWriter:
             sealed.rename(self._sealed_path(slab))
             path.unlink(missing_ok=True)
 
-    def write_index(self, source_digest: str, attributes: Attributes | None = None) -> None:
+    def write_index(self, source_digest: str, attributes: Attributes) -> None:
         """Add the index, with the user's attributes, after all writers have sealed all slabs."""
         h5py = import_h5py()
 
@@ -206,7 +205,7 @@ class SlabFolderWriter:
                     file.create_virtual_dataset(name, layout)
                 else:  # nothing to map
                     file.create_dataset(name, (total, *spec.shape), spec.dtype)
-            write_attributes(file, attributes or Attributes())
+            write_attributes(file, attributes)
         append_checksum(path)
         sync_file(path)
         path.rename(self._folder / INDEX_NAME)
