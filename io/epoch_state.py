@@ -11,16 +11,7 @@ from hsgd.errors import DataError
 from .batches.iteration import Progress
 from .cache.seats import Seats
 from .format.data_map import DataMap
-from .order.epoch_order import (
-    Cut,
-    EpochOrder,
-    Range,
-    Share,
-    part_of,
-    remaining,
-    share_of,
-    with_cut,
-)
+from .order.epoch_order import Cut, EpochOrder, Range, Share, part_of, remaining, share_of, with_cut
 
 __all__ = ["EpochState", "OrderSettings"]
 

@@ -275,14 +275,7 @@ class Filler(BatchSource):
         if self.plan.numbered:
             _number(piece, skip, share.batch_size, batches)
         unfinished = (len(reads.batch.tasks) > 0) + len(reads.slow)
-        work = _Work(
-            first,
-            first_step,
-            batches,
-            ended - first_step,
-            reads,
-            unfinished,
-        )
+        work = _Work(first, first_step, batches, ended - first_step, reads, unfinished)
         for step in range(first_step, ended):
             del self._open[step]
         with self._changed:

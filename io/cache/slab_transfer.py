@@ -38,9 +38,7 @@ class SlabTransfer:
 
 
 def plan_transfers(
-    contents: Sequence[Sequence[int]],
-    good: NDArray[np.uint8],
-    coming: Sequence[dict[int, int]],
+    contents: Sequence[Sequence[int]], good: NDArray[np.uint8], coming: Sequence[dict[int, int]]
 ) -> list[SlabTransfer]:
     """Return the transfers for all slabs in `coming` that some node holds.
 

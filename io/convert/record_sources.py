@@ -23,12 +23,7 @@ from ..order.epoch_order import IntArray
 from .class_folders import IMAGE_SUFFIXES, ClassFolders
 from .source import Source, chosen, read_file, reading
 
-__all__ = [
-    "CsvSource",
-    "ImageFolderSource",
-    "ParquetSource",
-    "TarSource",
-]
+__all__ = ["CsvSource", "ImageFolderSource", "ParquetSource", "TarSource"]
 
 _KINDS = "biuf"
 _TEXTS = frozenset({"string", "large_string", "string_view", "binary", "large_binary"})  # of Arrow
@@ -62,10 +57,7 @@ class ImageFolderSource(Source):
             first = self._images[0][0]
             shape = _decode(first.read_bytes(), image_size, str(first)).shape
             image = FieldSpec("image", shape, np.dtype(np.uint8))
-        known = {
-            "image": image,
-            "label": FieldSpec("label", (), np.dtype(np.int64)),
-        }
+        known = {"image": image, "label": FieldSpec("label", (), np.dtype(np.int64))}
         self.specs = tuple(chosen(known, fields).values())
 
     def attributes(self) -> Attributes:

@@ -21,15 +21,7 @@ import numpy as np
 
 from hsgd.errors import DataError
 
-from ..format.ragged import (
-    Block,
-    Ragged,
-    elements,
-    join,
-    offsets_of,
-    part_of_block,
-    take,
-)
+from ..format.ragged import Block, Ragged, elements, join, offsets_of, part_of_block, take
 from ..format.slab_folder import FieldSpec
 from ..order.epoch_order import IntArray, permutation
 from .progress import Advance

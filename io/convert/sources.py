@@ -36,32 +36,14 @@ from ..reading.claimed_memory import claimed_memory
 from ..reading.row_reader import RowReader
 from .class_folders import IMAGE_SUFFIXES
 from .joined_source import JoinedSource
-from .record_sources import (
-    CsvSource,
-    ImageFolderSource,
-    ParquetSource,
-    TarSource,
-)
+from .record_sources import CsvSource, ImageFolderSource, ParquetSource, TarSource
 from .source import Source, chosen
 from .text_sources import TEXT_SUFFIXES, TextSource
 
-__all__ = [
-    "Hdf5Source",
-    "NumpySource",
-    "VlenSource",
-    "lengths_of",
-    "open_source",
-]
+__all__ = ["Hdf5Source", "NumpySource", "VlenSource", "lengths_of", "open_source"]
 
 # Damaged archives, also inside a compressed member; encrypted ones; unknown compression methods.
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    RuntimeError,
-    NotImplementedError,
-)
+_UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
 
 PARQUET_SUFFIXES = frozenset({".parquet", ".pq"})
 _ROWS = 1024  # ragged samples per block, while their size is unknown
@@ -321,12 +303,7 @@ def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Sou
 
 
 def _open_folder(
-    path: Path,
-    fields: Sequence[str] | None,
-    image_size: int | None,
-    *,
-    encoded: bool,
-    text: bool,
+    path: Path, fields: Sequence[str] | None, image_size: int | None, *, encoded: bool, text: bool
 ) -> Source:
     found = sorted(path.glob("*.npy"))
     if found:

@@ -63,12 +63,7 @@ LONGEST, LARGEST_BLOCK = "longest_sample", "largest_block"
 # HDF5. Virtual datasets need 1.10 anyway.
 LIBVER = ("v110", "v110")
 _TEXTS = frozenset({"dataset_uuid", "source_digest"})
-_LEAST = {
-    "slab_index": WHOLE,
-    "permutation_seed": SOURCE_ORDER,
-    "num_slabs": 1,
-    "checksum_rows": 1,
-}
+_LEAST = {"slab_index": WHOLE, "permutation_seed": SOURCE_ORDER, "num_slabs": 1, "checksum_rows": 1}
 _MOST = 1 << 62  # of each number except a seed: sums of two fit in 64 bits
 _SLAB = re.compile(r"slab-([0-9]{5,18})\.h5")
 

@@ -15,14 +15,7 @@ from .slab_folder import import_h5py
 if TYPE_CHECKING:
     import h5py
 
-__all__ = [
-    "BY_COLUMNS",
-    "PARTS",
-    "is_anndata",
-    "plain_dataset",
-    "sparse_kind",
-    "sparse_parent",
-]
+__all__ = ["BY_COLUMNS", "PARTS", "is_anndata", "plain_dataset", "sparse_kind", "sparse_parent"]
 
 PARTS = ("indices", "data")
 BY_COLUMNS = "stored by columns (CSC), and samples are rows; store it by rows, as tocsr() makes it"

@@ -20,11 +20,7 @@ from .joined_map import joined_map
 from .single_map import Layout, SingleMap
 from .slab_folder_map import map_undamaged
 
-__all__ = [
-    "check_unique",
-    "open_map",
-    "open_undamaged",
-]
+__all__ = ["check_unique", "open_map", "open_undamaged"]
 
 
 def open_map(

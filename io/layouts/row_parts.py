@@ -49,11 +49,7 @@ class _Part:
 
 
 def map_numbered(
-    file: h5py.File,
-    path: Path | str,
-    names: Sequence[str] | None,
-    group: str,
-    fields: FoundFields,
+    file: h5py.File, path: Path | str, names: Sequence[str] | None, group: str, fields: FoundFields
 ) -> DataMap | None:
     """Join the datasets data_000001, data_000002 ... of a group "data" to a field "data" in it.
 

@@ -19,12 +19,7 @@ from .natural_order import natural_order
 if TYPE_CHECKING:
     import h5py
 
-__all__ = [
-    "LEAST_GROUPS",
-    "SampleGroups",
-    "find_sample_groups",
-    "one_sample",
-]
+__all__ = ["LEAST_GROUPS", "SampleGroups", "find_sample_groups", "one_sample"]
 
 LEAST_GROUPS = 16  # fewer groups are parts of one table, such as train and test, or cameras
 _LOOKED_AT = 16  # groups that are examined

@@ -70,10 +70,7 @@ class RowReader(Closing):
     """
 
     def __init__(
-        self,
-        data: DataMap,
-        stats: ReadStats | None = None,
-        objects: ObjectReader | None = None,
+        self, data: DataMap, stats: ReadStats | None = None, objects: ObjectReader | None = None
     ) -> None:
         self.data = data
         self.stats = stats if stats is not None else ReadStats()

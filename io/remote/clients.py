@@ -64,13 +64,7 @@ class RequestFailed(Exception):
     """
 
     def __init__(
-        self,
-        reason: str,
-        status: int = 0,
-        *,
-        again: bool,
-        after_s: float = 0.0,
-        received: int = 0,
+        self, reason: str, status: int = 0, *, again: bool, after_s: float = 0.0, received: int = 0
     ) -> None:
         super().__init__(reason)
         self.status, self.again, self.after_s = status, again, after_s

@@ -20,13 +20,7 @@ from .clients import Answer, Client, RequestFailed, client_for
 from .disk_cache import ObjectKey, RequestCounts, disk_cache_of
 from .limited_answers import Limits
 
-__all__ = [
-    "ObjectChanged",
-    "ObjectIdentity",
-    "ObjectMissing",
-    "ObjectReader",
-    "RemoteAccess",
-]
+__all__ = ["ObjectChanged", "ObjectIdentity", "ObjectMissing", "ObjectReader", "RemoteAccess"]
 
 ObjectIdentity = tuple[int, str]  # size, ETag, or Last-Modified where there is none
 
