@@ -4,16 +4,6 @@
 namespace hsgd::io {
 namespace {
 
-struct Name {
-  const uint8_t* bytes = nullptr;
-  size_t size = 0;
-
-  bool operator<(const Name& other) const {
-    const int order = std::memcmp(bytes, other.bytes, std::min(size, other.size));
-    return order < 0 || (order == 0 && size < other.size);
-  }
-};
-
 // The names of an older group.
 class Heap {
  public:
@@ -37,13 +27,11 @@ class Heap {
     return true;
   }
 
-  bool find(uint64_t offset, Name* name) const {
+  bool find(uint64_t offset, std::string_view* name) const {
     if (offset >= size_) return false;
-    const void* end = std::memchr(bytes_ + offset, 0, size_ - offset);
-    if (end == nullptr) return false;
-    *name = {bytes_ + offset,
-             static_cast<size_t>(static_cast<const uint8_t*>(end) - (bytes_ + offset))};
-    return true;
+    const auto* start = reinterpret_cast<const char*>(bytes_ + offset);
+    *name = {start, strnlen(start, size_ - offset)};
+    return name->size() < size_ - offset;
   }
 
  private:
@@ -53,8 +41,8 @@ class Heap {
 
 // Takes the links of a leaf; HDF5 finds them only if their names ascend, from after `low` to
 // `high`.
-bool take_leaf(File* file, GroupParts* parts, uint64_t address, const Heap& heap, Name low,
-               const Name& high, int64_t parent, Steps* steps) {
+bool take_leaf(File* file, GroupParts* parts, uint64_t address, const Heap& heap,
+               std::string_view low, std::string_view high, int64_t parent, Steps* steps) {
   const uint64_t all = 8 + 40 * file->leaf_entries;
   if (all > kMostBytes || !file->read(address, parts->leaf, all)) return false;
   Cursor at(parts->leaf, all);
@@ -63,13 +51,13 @@ bool take_leaf(File* file, GroupParts* parts, uint64_t address, const Heap& heap
   const unsigned entries = at.next<uint16_t>();
   if (entries > file->leaf_entries) return false;
   for (unsigned entry = 0; entry < entries; ++entry) {
-    Name name;
+    std::string_view name;
     if (!heap.find(at.word(), &name) || !(low < name) || high < name) return false;
     const uint64_t target = at.word();
     const uint32_t cached = at.next<uint32_t>();
     at.take(20);
     if (cached > 1 || !at.ok()) return false;  // 2: a soft link
-    if (!steps->take(parent, name.bytes, name.size, target)) return false;
+    if (!steps->take(parent, name, target)) return false;
     low = name;
   }
   return true;
@@ -86,11 +74,11 @@ bool take_tree(File* file, GroupParts* parts, uint64_t tree, uint64_t heap_addre
   const unsigned entries = at.next<uint16_t>();
   if (entries > most || at.word() != kUndefined || at.word() != kUndefined) return false;
   Heap heap;
-  Name low;
+  std::string_view low;
   if (!heap.open(file, parts->heap, heap_address) || !heap.find(at.word(), &low)) return false;
   for (unsigned entry = 0; entry < entries; ++entry) {
     const uint64_t leaf = at.word();
-    Name high;
+    std::string_view high;
     if (!heap.find(at.word(), &high) || !(low < high)) return false;
     if (!take_leaf(file, parts, leaf, heap, low, high, parent, steps)) return false;
     low = high;
@@ -107,10 +95,10 @@ bool take_link(const Message& message, int64_t parent, Steps* steps) {
   if ((flags & 0x04) != 0) at.take(8);
   if ((flags & 0x10) != 0 && at.byte() > 1) return false;
   const uint64_t size = at.number(1U << (flags & 3));
-  const uint8_t* name = at.take(size);
+  const auto* start = reinterpret_cast<const char*>(at.take(size));
   const uint64_t target = at.word();
-  if (!at.ok() || size == 0 || std::memchr(name, 0, size) != nullptr) return false;
-  return steps->take(parent, name, size, target);
+  if (!at.ok() || size == 0 || strnlen(start, size) < size) return false;
+  return steps->take(parent, {start, size}, target);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #define HSGD_IO_GROUP_LINKS_H_
 
 #include <algorithm>
+#include <string_view>
 
 #include "object_header.h"
 #include "rows.h"
@@ -23,12 +24,12 @@ class Steps {
 
   // Takes a link of the group to which step `parent` leads; returns false for the second of one
   // name.
-  bool take(int64_t parent, const uint8_t* name, size_t size, uint64_t address) {
+  bool take(int64_t parent, std::string_view name, uint64_t address) {
     for (int64_t tried = 0; tried < count_; ++tried, ++guess_) {
       if (guess_ >= count_) guess_ = 0;
       const hsgd_io_step& step = steps_[guess_];
-      if (step.parent != parent || static_cast<uint64_t>(step.name_bytes) != size) continue;
-      if (std::memcmp(step.name, name, size) != 0) continue;
+      const std::string_view own(step.name, static_cast<size_t>(step.name_bytes));
+      if (step.parent != parent || own != name) continue;
       if (addresses_[guess_] != kUndefined) return false;
       addresses_[guess_++] = address;
       return true;
