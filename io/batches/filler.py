@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 from hsgd.errors import DataError
 
 from ..format.ragged import Block
-from ..order.epoch_order import IntArray, StreamPiece, concatenate_ranges
+from ..order.epoch_order import IntArray
 from ..reading import row_copies
 from ..reading.claimed_memory import claimed_memory
 from ..reading.row_reader import ReadStats, RowReader
@@ -273,7 +272,9 @@ class Filler(BatchSource):
                 filled.segments.append(starts)
             reads.failed.extend(failed)
         if self.plan.numbered:
-            _number(piece, skip, share.batch_size, batches)
+            edges = np.arange(share.batch_size - skip, piece.stream_rows, share.batch_size)
+            for filled, part in zip(batches, np.split(piece.samples(), edges), strict=True):
+                filled.samples.append(part)
         unfinished = (len(reads.batch.tasks) > 0) + len(reads.slow)
         work = _Work(first, first_step, batches, ended - first_step, reads, unfinished)
         for step in range(first_step, ended):
@@ -397,17 +398,6 @@ class Filler(BatchSource):
             for _ in range(self._completed, self.plan.share.steps):
                 self._ready.put(Filled(None, 0))
             self._ready.put(None)
-
-
-def _number(piece: StreamPiece, skip: int, batch_size: int, batches: Sequence[Filled]) -> None:
-    """Add the sample numbers of a piece to its batches; the first had `skip` samples before."""
-    wanted = piece.places >= 0
-    samples = np.empty(piece.stream_rows, np.int64)
-    read = concatenate_ranges(piece.starts, piece.counts)
-    samples[piece.places[wanted]] = read[wanted]
-    edges = np.arange(batch_size - skip, piece.stream_rows, batch_size)
-    for filled, part in zip(batches, np.split(samples, edges), strict=True):
-        filled.samples.append(part)
 
 
 def _read_slowly(

@@ -250,6 +250,13 @@ class StreamPiece:
     def buffer_rows(self) -> int:
         return len(self.places)
 
+    def samples(self) -> IntArray:
+        """Return the dataset rows of the samples, in the order of the stream."""
+        wanted = self.places >= 0
+        found = np.empty(self.stream_rows, np.int64)
+        found[self.places[wanted]] = concatenate_ranges(self.starts, self.counts)[wanted]
+        return found
+
 
 class EpochOrder:
     """The order of the global stream in one epoch: position -> dataset row.
@@ -321,13 +328,8 @@ class EpochOrder:
 
     def indices(self, start: int, count: int) -> IntArray:
         """Return the dataset rows at `count` stream positions from `start` on, wrapping around."""
-        rows = [np.empty(0, np.int64)]
-        for piece in self.pieces(start, count):
-            wanted = piece.places >= 0
-            part = np.empty(piece.stream_rows, np.int64)
-            part[piece.places[wanted]] = concatenate_ranges(piece.starts, piece.counts)[wanted]
-            rows.append(part)
-        return np.concatenate(rows)
+        parts = (piece.samples() for piece in self.pieces(start, count))
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
     def _pieces(self, start: int, stop: int) -> Iterator[StreamPiece]:
         if self._shuffle == "full":
