@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hsgd.jobs.elastic.node_agent import AgentOptions, NodeAgent
+from hsgd.jobs.elastic.node_agent import AgentOptions, NodeAgent, say
 from hsgd.jobs.elastic.node_rounds import NodeRounds, OneNode, Rounds
 from hsgd.jobs.elastic.slots import PASSED_ON
 from hsgd.jobs.stores.agent_store import open_store
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as inputs:
         os.environ[JOB_SECRET] = inputs.readline().decode().strip()
     if not os.environ[JOB_SECRET]:
-        print("hsgd: error: the driver gave no secret of the job", file=sys.stderr, flush=True)
+        say("error: the driver gave no secret of the job")
         return 1
     try:
         store = DeadlineStore(sealed(_connect(options)), _ANSWER_S, f"host {options.host}")
@@ -77,8 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         where = options.environment["MASTER_ADDR"]
         told = f"no job answers at {where}: {str(error).splitlines()[0]}"
-        told = str(error) if isinstance(error, ForeignValue) else told
-        print(f"hsgd: error: {told}", file=sys.stderr, flush=True)
+        say(f"error: {error if isinstance(error, ForeignValue) else told}")
         return 1
 
 

@@ -19,7 +19,7 @@ from hsgd.errors import LaunchError
 from hsgd.jobs.elastic import agent_program
 from hsgd.jobs.elastic.host_discovery import HostScript
 from hsgd.jobs.elastic.job_events import JobEvents
-from hsgd.jobs.elastic.node_agent import AgentOptions
+from hsgd.jobs.elastic.node_agent import AgentOptions, say
 from hsgd.jobs.elastic.slots import PASSED_ON, save_limit_s
 from hsgd.jobs.launch.mpirun import Host
 from hsgd.jobs.launch.remote_command import remote_with_input, tell
@@ -148,7 +148,7 @@ class _Driver:
             except LaunchError as error:  # keep the previous hosts
                 if str(error) != told:
                     told = str(error)
-                    _say(told)
+                    say(told)
             else:
                 with self._lock:
                     self._hosts = hosts
@@ -168,7 +168,7 @@ class _Driver:
             limit_s = self._job.options.limit_s
             self._failed = f"no host could be used for {limit_s:g} s (--elastic-timeout)"
         if self._failed:
-            _say(f"error: {self._failed}")
+            say(f"error: {self._failed}")
             return 1
         if self._events.changed() and self._events.failed():
             return 1
@@ -191,7 +191,7 @@ class _Driver:
         gone = node.drained and code == 0
         self._events.tell_ended(node.name, lost=not done and not gone)
         if gone:
-            _say(f"host {node.host.name} is out of the job")
+            say(f"host {node.host.name} is out of the job")
         elif done:
             if node.name in self._events.seated():
                 self._codes.append(1 if code else 0)
@@ -204,7 +204,7 @@ class _Driver:
             count = self._lost[node.host.name] = self._lost.get(node.host.name, 0) + 1
             pause_s = min(_FIRST_PAUSE_S * 2 ** (count - 1), _LONGEST_PAUSE_S)
             self._not_before[node.host.name] = time.monotonic() + pause_s
-            _say(
+            say(
                 f"host {node.host.name} was lost (its agent's exit code is {code}); it is tried "
                 f"again in {pause_s:g} s"
             )
@@ -248,7 +248,3 @@ class _Driver:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _say(text: str) -> None:
-    print(f"hsgd: {text}", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from hsgd.jobs.elastic.worker import Standing, Worker, describe_end
 from hsgd.jobs.elastic.world_order import NodeRow, arrange, least_ranks, lost_state, staying
 from hsgd.jobs.stores.sealed_store import ForeignValue
 
-__all__ = ["AgentOptions", "NodeAgent"]
+__all__ = ["AgentOptions", "NodeAgent", "say"]
 
 _LOOK_S = 0.2  # between polls of other agents' events
 _ASK_S = 1.0  # between polls of the rendezvous, whose answer lists all nodes
@@ -132,13 +132,13 @@ class NodeAgent:
         except ForeignValue as error:
             with contextlib.suppress(RuntimeError):  # the store may hold the foreign value
                 self._events.tell_failed(str(error))
-            self._say(f"error: {error}")
+            say(f"error: {error}")
             return 1
         except LaunchError as error:
             self._give_up(str(error))
             return 1
         except RuntimeError as error:  # torch's error for a store that is gone
-            self._say(f"error: the job's store cannot be reached: {str(error).splitlines()[0]}")
+            say(f"error: the job's store cannot be reached: {str(error).splitlines()[0]}")
             return 1
         finally:
             self._end_workers(self._slots.workers)
@@ -214,11 +214,11 @@ class NodeAgent:
             self._failures.append(text)
             self._broke(rank, text)
             if not self._is_finished():
-                self._say(text)
+                say(text)
         elif self._world == 0 and code > 0 and not self._events.begun():
             self._fail(f"{text} before the job had begun")
         else:
-            self._say(text)
+            say(text)
 
     def _broke(self, rank: int, text: str) -> None:
         if self._broken_s is None:
@@ -307,7 +307,7 @@ class NodeAgent:
         for worker in there:
             if worker.rank in late or since_s > self._options.grace_s:
                 worker.is_given_up = True
-                self._say(f"rank {worker.rank} did not leave the old world in time, and is killed")
+                say(f"rank {worker.rank} did not leave the old world in time, and is killed")
                 worker.signal(signal.SIGKILL)
 
     # --- worlds ---
@@ -372,7 +372,7 @@ class NodeAgent:
         if size < needed:
             self._short_s = self._short_s or time.monotonic()
             if any(seat.rank == 0 for seat in seats[index].values()):
-                self._say(f"{_count(size, 'rank')} of {needed}: waiting for more")
+                say(f"{_count(size, 'rank')} of {needed}: waiting for more")
             more = len(self._slots.standing(Standing.READY)) > len(rows[index].candidates)
         else:
             self._short_s = None
@@ -405,9 +405,7 @@ class NodeAgent:
             elif number > 1:
                 nodes = sum(1 for own in seats if own)
                 after = "" if broken_s is None else f", {time.monotonic() - broken_s:.1f} s later"
-                self._say(
-                    f"world {number}: {_count(size, 'rank')} on {_count(nodes, 'node')}{after}"
-                )
+                say(f"world {number}: {_count(size, 'rank')} on {_count(nodes, 'node')}{after}")
 
     # --- the end ---
 
@@ -431,7 +429,7 @@ class NodeAgent:
             return None
         if self._is_finished():
             for text in self._failures:
-                self._say(f"{text}, when others had finished")
+                say(f"{text}, when others had finished")
             return 1 if self._failures else 0
         if self._forming is None and self._slots.exhausted:
             self._give_up(f"no rank stays alive on {self._options.host}")
@@ -442,7 +440,7 @@ class NodeAgent:
         """Give up this node, if the job continues without it, else the job."""
         others = set(self._nodes) - {self._options.node}
         if self._events.begun() and (others or self._world == 0):
-            self._say(f"error: {text}")
+            say(f"error: {text}")
             self._failed = text
         else:
             self._fail(text)
@@ -452,7 +450,7 @@ class NodeAgent:
             self._failed = text
             self._events.tell_failed(text)
             reasons = "".join(f"; {reason}" for reason in self._failures[:1])
-            self._say(f"error: {text}{reasons}")
+            say(f"error: {text}{reasons}")
 
     def _end_workers(self, workers: Sequence[Worker]) -> None:
         """End workers by SIGTERM, and after a pause by SIGKILL.
@@ -491,8 +489,10 @@ class NodeAgent:
         self._slots.empty(worker, code)
         return code
 
-    def _say(self, text: str) -> None:
-        print(f"hsgd: {text}", file=sys.stderr, flush=True)
+
+def say(text: str) -> None:
+    """Write a line for people; local."""
+    print(f"hsgd: {text}", file=sys.stderr, flush=True)
 
 
 def _count(number: int, thing: str) -> str:
