@@ -38,7 +38,7 @@ from hsgd.optim.notified_tree.tree_parts import (
     parts_of,
 )
 from hsgd.optim.notified_tree.tree_plan import TreePlan, teams_of
-from hsgd.optim.notified_tree.tree_state import gather_state, part_of_state, state_of_rank_0
+from hsgd.optim.notified_tree.tree_state import gather_state, part_of_rank_0
 from hsgd.optim.notified_tree.tree_updater import Options, Updater, updates_elements
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 
@@ -245,8 +245,7 @@ class NotifiedTree(WrappingOptimizer):
         """Load rank 0's state; with shared roots collective, else local."""
         self.wait()
         if self._shared:
-            state_dict = state_of_rank_0(self._comm, state_dict)
-            state_dict = part_of_state(state_dict, self._owned_numbers())
+            state_dict = part_of_rank_0(self._comm, state_dict, self._owned_numbers())
         self._forget_places()
         self._load_wrapped(state_dict)
         self._updater.share_state()
@@ -341,8 +340,8 @@ class NotifiedTree(WrappingOptimizer):
     def _load_state_of_rank_0(self) -> None:
         """Give each root the state of rank 0's optimizer for its layers."""
         own = self._optimizer.state_dict()
-        state = state_of_rank_0(self._comm, own)["state"]
-        self._load_wrapped(part_of_state({**own, "state": state}, self._owned_numbers()))
+        first = part_of_rank_0(self._comm, own, self._owned_numbers())
+        self._load_wrapped({**own, "state": first["state"]})
 
     def _owned_numbers(self) -> set[int]:
         """Return the parameters updated here, by their numbers in state dictionaries."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from hsgd.comm.communicator import Comm
 
-__all__ = ["gather_state", "part_of_state", "state_of_rank_0"]
+__all__ = ["gather_state", "part_of_rank_0"]
 
 _NAME = "state of NotifiedTree, which all ranks get or load together"
 
@@ -20,13 +20,10 @@ def gather_state(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
     return {**state_dict, "state": dict(sorted(merged.items()))}
 
 
-def state_of_rank_0(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return rank 0's argument; collective, blocking."""
+def part_of_rank_0(
+    comm: Comm, state_dict: dict[str, Any], owned: Collection[int]
+) -> dict[str, Any]:
+    """Return rank 0's dictionary, with state of the numbered parameters; collective, blocking."""
     first: dict[str, Any] = comm.broadcast_object(state_dict, 0, _NAME)
-    return first
-
-
-def part_of_state(state_dict: dict[str, Any], owned: Collection[int]) -> dict[str, Any]:
-    """Return the state dictionary with the state of the numbered parameters only."""
-    state = {number: values for number, values in state_dict["state"].items() if number in owned}
-    return {**state_dict, "state": state}
+    state = {number: values for number, values in first["state"].items() if number in owned}
+    return {**first, "state": state}
