@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from datetime import timedelta
 
 import torch
@@ -43,6 +45,20 @@ def test_groups_of_known_ranks_lie_where_these_do_and_measure_nothing(
         for rank, found in enumerate(ranks.run(do_place, f"{path}-{number}", nodes)):
             assert [each for each, _ in found] == [whole, whole, part][: 3 if rank else 2]
             assert found[0][1] == found[1][1]
+
+
+def do_make_many(seat: Seat, path: str) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with group(seat.rank, SIZE, path):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))
+        for _ in range(60):  # of four descriptors and more, never destroyed
+            tensor = torch.ones(4)
+            dist.all_reduce(tensor, group=dist.new_group())
+            assert tensor.tolist() == [SIZE] * 4
+
+
+def test_many_groups_outgrow_the_soft_limit_of_descriptors(ranks: Ranks, path: str) -> None:
+    ranks.run(do_make_many, path)
 
 
 def do_join_two_jobs(seat: Seat, path: str) -> tuple[float, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,19 @@ def test_a_rank_has_a_mapping_of_each_memory_and_a_descriptor_of_each_process(
         # And one that tells when they end, and the status page.
         assert first == (1, size + 2)
         assert others == [(1, 0)] * 4
+
+
+def do_meet_below_the_limit(seat: Seat, path: str, size: int) -> bool:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 4
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    with Comm.local(path, seat.rank, size, PATIENT) as comm:
+        comm.barrier()
+    return few < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 4 * few
+
+
+def test_a_soft_limit_of_descriptors_is_raised(ranks: Ranks) -> None:
+    assert all(ranks.run(do_meet_below_the_limit, meeting_point(), 4, on=range(4)))
 
 
 def do_count_threads(seat: Seat, path: str, size: int) -> list[int]:

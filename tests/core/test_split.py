@@ -123,10 +123,11 @@ def test_a_rank_that_calls_something_else_is_told_apart(ranks: Ranks, call: str)
 def do_split_without_descriptors(seat: Seat, path: str, poor: int) -> str:
     """Ranks 0 and 1 belong together, and 2 and 3; one of the first two has no descriptors left."""
     comm = seat.comm(path, MOST_RANKS)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
     if seat.rank == poor:
+        taken += [os.dup(0) for _ in range(100)]
         held = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 3, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 3, held + 3))
     line, named = "", poor
     try:
         part = comm.split(seat.rank // 2)
@@ -135,8 +136,8 @@ def do_split_without_descriptors(seat: Seat, path: str, poor: int) -> str:
         part.close()
     except HsgdError as error:
         line, named = str(error), error.rank
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for descriptor in taken:
+        os.close(descriptor)
     assert named == poor
     again = comm.split(seat.rank // 2)
     assert again is not None

@@ -209,16 +209,16 @@ def _store() -> Trial | None:
 
 
 def _open_files() -> Trial:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _FEWEST_FILES:
-        ranks = max(0, (soft - 32) // 2)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # set-up raises the soft limit
+    if hard < _FEWEST_FILES:
+        ranks = max(0, (hard - 32) // 2)
         return Trial(
             "open files",
             "note",
-            f"a process may open {soft} files: {ranks} ranks per node",
-            f"ulimit -n {min(hard, 65536)}, or a larger limit in /etc/security/limits.conf",
+            f"a process may open {hard} files: {ranks} ranks per node",
+            "set a larger hard limit in /etc/security/limits.conf, or in the service's LimitNOFILE",
         )
-    return Trial("open files", "ok", f"up to {soft} per process")
+    return Trial("open files", "ok", f"up to {hard} per process")
 
 
 def _temporary_folder() -> Trial:

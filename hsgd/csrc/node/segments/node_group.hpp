@@ -80,7 +80,7 @@ class LocalGroup {
   bool stops(uint64_t sequence) const;
   const std::byte* payload(int rank, uint64_t sequence, size_t bytes) const;
   Call call(int rank, uint64_t sequence) const;  // for messages; the header must be open
-  // Returns room for up to oneshot_bytes, in addition to a payload of up to
+  // Returns room for the payload of a cell, in addition to a payload of up to
   // CellHeader::kInlineBytes. The owner fills it before open().
   std::byte* packet(int rank, uint64_t sequence) const {
     return reinterpret_cast<std::byte*>(&cell(rank, sequence)) + kLine;
