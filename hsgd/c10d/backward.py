@@ -5,8 +5,9 @@ Python exception in a future is a value to it, not an error. So the engine's fin
 only they keep the class of a Python exception.
 
 Without a comm hook the reducer finishes first, so that it is ready for another step. With a hook
-the error is raised before the reducer reads the hook's future; but an error that a wait of the hook
-has raised is the hook's own: one that catches it, as torchft's does, goes on.
+the error is raised before the reducer reads the hook's future; but an error that a wait of a hook
+has raised is the hook's own: one that catches it, as torchft's does, goes on. Not so if the hook
+waits in another thread, in a callback of the work's future, or for that future.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Backward:
 
 def _raise_error_of(work: HsgdWork) -> None:
     error = work.exception()
-    if error is not None and not (work.asker == _HOOK and work.told):
+    if error is not None and not (work.asker == _HOOK and work.raised_in_backward):
         raise error
 
 

@@ -88,7 +88,7 @@ class HsgdWork(dist.Work):
         # Its caller in a backward pass, and the other works of that pass: see backward.py.
         self.asker = ""
         self.siblings: list[HsgdWork] | None = None
-        self.told = False  # a wait has raised its error, and not in a callback of a future
+        self.raised_in_backward = False  # a wait raised its error in the thread of a pass
 
     @staticmethod
     def announcing() -> HsgdWork | None:
@@ -170,7 +170,8 @@ class HsgdWork(dist.Work):
                 else self._unfinished(seconds, "it is still running, wait for it again")
             )
         if self._error is not None:
-            self.told = self.told or _announcing.work is None
+            if _announcing.work is None and torch._C._current_graph_task_id() >= 0:
+                self.raised_in_backward = True
             raise self._cause(self._error)
         return True
 
