@@ -110,7 +110,7 @@ class Runner:
         kept = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
         path = f"{self.programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         places = {"PATH": path, "PYTHONPATH": str(PLACE)}  # record.py and stdlib_text.py
-        # One for each environment: torch would build again, and wait for locks of killed processes.
+        # Not shared by environments: torch would build anew for each.
         places["TORCH_EXTENSIONS_DIR"] = str(self.programs.parent / "torch_extensions")
         served = {"HSGD_AS_GLOO": "1", "HSGD_REPORT": "1"} if candidate == "hsgd" else {}
         with log.open("wb") as out:

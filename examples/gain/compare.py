@@ -3,8 +3,9 @@
     python examples/gain/compare.py                # what `make demo` does
     python examples/gain/compare.py --rounds 1 --np 2 --epochs 1 --blocks 1
 
-Owns the turns, the tables and the plot; the steps are in workload.py beside it. All settings are
-those that the libraries come with. The three ways of Horovod differ in one variable of the
+Owns the turns, the tables and the plot; the steps are in workload.py beside it. The
+libraries have the settings that they come with, MPI and threads those of Horovod's own launcher.
+The three ways of Horovod differ in one variable of the
 environment, the two of DDP in the name of the backend.
 """
 
@@ -76,7 +77,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def command(way: Way, np: int) -> list[str]:
-    """Give the words that start the way's script. Raises ValueError if mpirun is missing."""
+    """Return the words that start the way's script. Raises ValueError if mpirun is missing."""
     if way.backend:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         script = str(FOLDER / "train_ddp.py")
@@ -118,7 +119,7 @@ def run(options: argparse.Namespace, way: Way, np: int) -> dict[str, Any]:
 
 
 def medians_ms(runs: list[dict[str, Any]]) -> tuple[float, float]:
-    """Give step and the same alone: medians over the runs, each of its blocks' medians."""
+    """Return step and the same alone: medians over the runs, each of its blocks' medians."""
     found = [
         [1e3 * statistics.median(times) for times in zip(*run["pairs_s"], strict=True)]
         for run in runs
@@ -163,7 +164,7 @@ def plot(found: dict[int, dict[str, list[dict[str, Any]]]], target: Path) -> Non
 
 
 def checked(options: argparse.Namespace) -> str | None:
-    """Give what is wrong with the options; None: nothing."""
+    """Return what is wrong with the options; None: nothing."""
     for name in ("rounds", "np", "epochs", "images", "blocks"):
         values = getattr(options, name)
         for value in values if isinstance(values, Sequence) else [values]:

@@ -85,7 +85,7 @@ def train(
     ranks: Ranks,
     options: argparse.Namespace,
 ) -> list[dict[str, float]]:
-    """Give seconds of training and test accuracy after each epoch. Collective."""
+    """Return seconds of training, test loss and accuracy after each epoch. Collective."""
     images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
     images, labels = images.float().reshape(-1, 1, 8, 8) / 16, labels.long()
     curve, seconds = [], 0.0
@@ -99,14 +99,21 @@ def train(
         seconds += time.perf_counter() - begin
         model.eval()
         with torch.no_grad():
-            right = model(images[TRAIN_IMAGES:]).argmax(1) == labels[TRAIN_IMAGES:]
+            scores = model(images[TRAIN_IMAGES:])
+        right = scores.argmax(1) == labels[TRAIN_IMAGES:]
         model.train()
-        curve.append({"seconds": seconds, "accuracy": 100 * right.double().mean().item()})
+        curve.append(
+            {
+                "seconds": seconds,
+                "loss": functional.cross_entropy(scores, labels[TRAIN_IMAGES:]).item(),
+                "accuracy": 100 * right.double().mean().item(),
+            }
+        )
     return curve
 
 
 def timed_block(step: Callable[[], None], ranks: Ranks) -> float:
-    """Give the seconds per step of a few steps, the largest over the ranks. Collective."""
+    """Return the seconds per step of a few steps, the largest over the ranks. Collective."""
     ranks.barrier()
     begin = time.perf_counter()
     for _ in range(BLOCK):
@@ -114,9 +121,17 @@ def timed_block(step: Callable[[], None], ranks: Ranks) -> float:
     return ranks.largest((time.perf_counter() - begin) / BLOCK)
 
 
+def image_count(text: str) -> int:
+    """Return the number, from one batch to all images of the training. ValueError."""
+    count = int(text)
+    if not GLOBAL_BATCH <= count <= TRAIN_IMAGES:
+        raise argparse.ArgumentTypeError(f"{count}: use {GLOBAL_BATCH} to {TRAIN_IMAGES}")
+    return count
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, default=1, help="passes over the training images")
-    parser.add_argument("--images", type=int, default=TRAIN_IMAGES, help="of an epoch")
+    parser.add_argument("--images", type=image_count, default=TRAIN_IMAGES, help="of an epoch")
     parser.add_argument("--blocks", type=int, default=4, help="of steps that are timed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="rank 0 writes its figures there")
 

@@ -46,7 +46,7 @@ std::vector<float> rows(int first, int last) {
   return all;
 }
 
-// Adds to `out` what these inner rows make of a token.
+// Writes to `out` what these inner rows make of a token.
 void apply(const std::vector<float>& in_rows, const std::vector<float>& out_rows,
            const float* token, float* out) {
   for (int column = 0; column < kWidth; ++column) out[column] = 0;
@@ -77,18 +77,22 @@ int main() {
   const std::vector<float> mine = rows(first, last), all = rows(0, kInner);
   std::vector<float> token(kWidth), whole(kWidth);
   double error_most = 0;
+  int wrong = 0;
   for (int step = 0; step < 20; ++step) {
     for (int column = 0; column < kWidth; ++column) token[column] = std::cos(column * 0.1 + step);
     apply(mine, mine, token.data(), sum);
     check(hsgd_comm_allreduce(comm, sum, sum, kWidth, HSGD_FLOAT32, HSGD_SUM, nullptr, &error));
     apply(all, all, token.data(), whole.data());
-    for (int column = 0; column < kWidth; ++column)
-      error_most = std::fmax(error_most, std::fabs(whole[column] - sum[column]));
+    for (int column = 0; column < kWidth; ++column) {
+      const double off = std::fabs(whole[column] - sum[column]);
+      error_most = std::fmax(error_most, off);
+      wrong += off < 1e-6 ? 0 : 1;  // NaN is wrong, too
+    }
   }
   if (rank == 0)
     std::printf("%d ranks, %d of %d inner rows on the first: largest error %.1e\n", size, last,
                 kInner, error_most);
   hsgd_buffer_free(buffer);
   hsgd_comm_destroy(comm);
-  return error_most < 1e-6 ? 0 : 1;
+  return wrong == 0 ? 0 : 1;
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from hsgd.errors import LaunchError
 
 __all__ = ["Build", "BuiltMpi", "compile_flags", "read"]
 
@@ -33,10 +34,14 @@ class Build:
 
 
 def compile_flags() -> str:
-    """Return what compiles and links a program with the C interface, csrc/include; local."""
-    package = Path(__file__).parents[1]
-    words = (f"-I{package}/csrc/include", f"-L{package}", f"-Wl,-rpath,{package}", "-lhsgd_core")
-    return shlex.join(words)
+    """Return what compiles and links a program with the C interface, csrc/include; local.
+
+    Raises LaunchError if the path has a blank: shells split what `$(hsgd info --flags)` gives.
+    """
+    package = str(Path(__file__).parents[1])
+    if len(package.split()) != 1:
+        raise LaunchError(f"{package}: a blank in the path; compilers get it in parts")
+    return f"-I{package}/csrc/include -L{package} -Wl,-rpath,{package} -lhsgd_core"
 
 
 def read() -> Build:

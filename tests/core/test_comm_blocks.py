@@ -75,6 +75,37 @@ def test_megabytes_arrive_whole(ranks: Ranks) -> None:
     assert ranks.run(do_large, meeting_point(), 300_007, on=range(3)) == [[True] * 4] * 3
 
 
+def sent_around(limit: int, size: int, rank: int, many: list[int]) -> list[int]:
+    """Bytes for each rank: much for itself, and for the others `limit` in all if it sends many."""
+    counts = [(limit if rank in many else 7 * size) // (size - 1)] * size
+    counts[rank - 1] += (limit if rank in many else 7 * size) % (size - 1)
+    counts[rank] = 100_000
+    return counts
+
+
+def do_exchange_around_limits(seat: Seat, path: str, size: int) -> list[tuple[int, list[int]]]:
+    """Return what went wrong around the sizes up to which blocks lie beside the header."""
+    comm = seat.comm(path, size)
+    wrong = []
+    for most in (4096, 16384):
+        for limit in range(most - 4 * (size + 1) - 1, most - 4 * (size + 1) + 2):
+            for many in ([0], list(range(size))):
+                counts = sent_around(limit, size, seat.rank, many)
+                blocks = [made(to, seat.rank, count, "uint8") for to, count in enumerate(counts)]
+                found, received = comm.alltoall(np.concatenate(blocks), send_counts=counts)
+                wanted = [sent_around(limit, size, rank, many)[seat.rank] for rank in range(size)]
+                parts = [made(seat.rank, rank, count, "uint8") for rank, count in enumerate(wanted)]
+                if received != wanted or not np.array_equal(found, np.concatenate(parts)):
+                    wrong.append((limit, many))
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_blocks_around_the_limits_of_the_small_form_arrive(ranks: Ranks, size: int) -> None:
+    path = meeting_point()
+    assert ranks.run(do_exchange_around_limits, path, size, on=range(size)) == [[]] * size
+
+
 def do_same_as_allreduce(seat: Seat, path: str, dtype: str, op: str, count: int) -> list[bool]:
     comm = seat.comm(path, 3, CONFIGS["tiny chunks"])
     array = as_torch(made(1, seat.rank, count, dtype, special=True), dtype)

@@ -24,7 +24,7 @@ TOKENS = 256  # bytes
 
 
 class Network(nn.Module):
-    """Tells the next byte."""
+    """Predicts the next byte."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,10 +32,15 @@ class Network(nn.Module):
             nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
             for _ in range(2)
         ]
-        self.layers = nn.Sequential(nn.Embedding(TOKENS, WIDTH), *layers, nn.Linear(WIDTH, TOKENS))
+        self.embedding, self.layers = nn.Embedding(TOKENS, WIDTH), nn.ModuleList(layers)
+        self.last = nn.Linear(WIDTH, TOKENS)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        return self.layers(text)
+        later = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
+        values = self.embedding(text)
+        for layer in self.layers:
+            values = layer(values, src_mask=later, is_causal=True)
+        return self.last(values)
 
 
 def main() -> None:

@@ -35,7 +35,6 @@ __all__ = [
     "is_active",
     "library",
     "load",
-    "load_for_horovod",
     "load_for_plugin",
     "loadable",
     "plugin_of",
@@ -158,17 +157,14 @@ def load() -> None:
 
 
 def load_for_plugin() -> None:
-    """Load the interposer for HOROVOD_PLUGIN, before Horovod's MPI library is loaded; local."""
-    check_plugin(plugin_of(os.environ))
-    load_for_horovod()
+    """Load the interposer for HOROVOD_PLUGIN, before Horovod's MPI library is loaded; local.
 
-
-def load_for_horovod() -> None:
-    """Load the interposer for Horovod, at most once; LaunchError if it has no effect; local.
+    A second call loads nothing. Raises LaunchError if the interposer has no effect.
 
     Horovod's thread asks the other ranks a thousand times a second what is ready. Open MPI, unless
     the user says otherwise, then yields instead of spinning on a core that computes.
     """
+    check_plugin(plugin_of(os.environ))
     refuse_other_backends(os.environ)
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     check_horovod()

@@ -127,8 +127,9 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         help="report versions, libraries, settings and problems; exit code 1 if hsgd cannot be "
         "used",
     )
-    info.add_argument("--json", action="store_true", help="print JSON instead of text")
-    info.add_argument(
+    form = info.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of text")
+    form.add_argument(
         "--flags",
         action="store_true",
         help="print only the flags that compile and link a program with hsgd's C interface",

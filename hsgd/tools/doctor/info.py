@@ -428,8 +428,8 @@ def _add_job(report: Report, job: node_layout.JobTopology | None) -> None:
         if len(node.ranks) > node.cores and not yields:
             report.problem(
                 f"{len(node.ranks)} ranks share {node.cores} cores on {node.host}",
-                "Start fewer ranks, or with hsgd run or horovodrun --plugin hsgd, which let "
-                "waiting ranks yield",
+                "Start fewer ranks, or with hsgd run or a plugin of horovodrun, which let waiting "
+                "ranks yield",
                 stops=False,
             )
     for problem in job.problems:
