@@ -184,15 +184,11 @@ def test_a_store_that_others_reach_is_told_within_such_a_job(
     assert (trial := checkup._store()) is not None and trial.state == "ok"
 
 
-def test_few_open_files_are_told_in_ranks() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        trial = checkup._open_files()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+def test_few_open_files_are_told_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 256))
+    trial = checkup._open_files()
     assert trial.state == "note" and "256 files: 112 ranks per node" in trial.found
-    assert "ulimit -n" in trial.remedy
+    assert "limits.conf" in trial.remedy
 
 
 def test_a_list_counts_what_is_to_be_mended() -> None:

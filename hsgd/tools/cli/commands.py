@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from hsgd.base import built, mpi_abi
+from hsgd.base import mpi_abi
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
 from hsgd.jobs.elastic import cli as agent_cli
@@ -22,6 +22,7 @@ from hsgd.jobs.launch.allocation import tasks
 from hsgd.jobs.launch.mpirun import MOST_RANKS
 from hsgd.jobs.stores.sealed_store import JOB_SECRET, draw_job_secret
 from hsgd.tools.cli import completion
+from hsgd.tools.doctor import cli as doctor_cli
 from hsgd.tools.plan import cli as plan_cli
 from hsgd.tools.status import cli as status_cli
 
@@ -122,34 +123,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
-    info = commands.add_parser(
-        "info",
-        help="report versions, libraries, settings and problems; exit code 1 if hsgd cannot be "
-        "used",
-    )
-    form = info.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON instead of text")
-    form.add_argument(
-        "--flags",
-        action="store_true",
-        help="print only the flags that compile and link a program with hsgd's C interface",
-    )
-    info.set_defaults(command_function=_info)
-    doctor = commands.add_parser(
-        "doctor",
-        help="test MPI, launcher, shared memory, links and limits of this machine, and say what to "
-        "do; exit code 1 if hsgd cannot be used",
-    )
-    doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
-    doctor.add_argument(
-        "-H", "--hosts", metavar="LIST", help="test other nodes as well, over ssh: node2,node3"
-    )
-    doctor.add_argument(
-        "--all-nodes",
-        action="store_true",
-        help="test all other nodes of this allocation as well, over srun or ssh",
-    )
-    doctor.set_defaults(command_function=_doctor)
+    doctor_cli.add_parsers(commands)
     preload = commands.add_parser(
         "preload", help="print the path for LD_PRELOAD=$(hsgd preload) mpirun ..."
     )
@@ -395,39 +369,6 @@ def _announce(arguments: argparse.Namespace, lines: Sequence[str]) -> None:
     if arguments.dry_run or arguments.verbose:
         output = sys.stdout if arguments.dry_run else sys.stderr
         print("\n".join(lines), file=output, flush=True)
-
-
-def _info(arguments: argparse.Namespace) -> int:
-    if arguments.flags:
-        print(built.compile_flags())
-        return 0
-    from hsgd.tools.doctor import info
-
-    report = info.gather()
-    if report is None:
-        return 0
-    text = json.dumps(report.document(), indent=2) if arguments.json else "\n".join(report.lines())
-    print(text)
-    return 0 if report.usable else 1
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from hsgd.tools import on_hosts
-    from hsgd.tools.doctor import checkup
-
-    hosts = on_hosts.host_names(arguments.hosts) if arguments.hosts else []
-    if arguments.all_nodes:
-        hosts += [host for host in checkup.other_hosts() if host not in hosts]
-    trials = checkup.examine()
-    if trials is None:
-        return 0
-    trials += checkup.examine_hosts(hosts)
-    if arguments.json:
-        print(json.dumps([vars(trial) for trial in trials], indent=2))
-    else:
-        coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        print("\n".join(checkup.lines(trials, coloured=coloured)))
-    return 1 if any(trial.state == "fail" for trial in trials) else 0
 
 
 def _completion(arguments: argparse.Namespace) -> None:
