@@ -6,6 +6,7 @@ Run under mpirun, this file is the program of their ranks.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -31,6 +32,7 @@ from own_sockets import tcp_sockets
 from pretended_nodes import meet
 from ranks import PATIENT, Ranks, Seat
 from toolkit.cluster import Cluster
+from toolkit.few_descriptors import few_descriptors
 from toolkit.forked_child import in_forked_child
 
 __all__: list[str] = []
@@ -363,10 +365,8 @@ def test_a_forked_child_leaves_the_connections(ranks: Ranks, tmp_path: Path) -> 
 
 
 def do_without_descriptors(seat: Seat, folder: str) -> None:
-    used = max(map(int, os.listdir("/proc/self/fd")))
-    if seat.rank == 1:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, used + 30))
-    meet(seat, folder, [0, 1]).close()
+    with few_descriptors(30) if seat.rank == 1 else contextlib.nullcontext():
+        meet(seat, folder, [0, 1]).close()
 
 
 def test_missing_descriptors_are_told_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:

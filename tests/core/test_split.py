@@ -5,8 +5,7 @@ Communicators over MPI are split in test_comm_mpi.py, by the same checks.
 
 from __future__ import annotations
 
-import os
-import resource
+import contextlib
 import select
 import signal
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from hsgd import Comm, HsgdError, PeerLost, SignatureMismatch
 from parts import Choice, members, split_and_check, together
 from ranks import PATIENT, Ranks, Seat, meeting_point
+from toolkit.few_descriptors import few_descriptors
 from wrong_calls import refused_alone
 
 __all__: list[str] = []
@@ -123,21 +123,15 @@ def test_a_rank_that_calls_something_else_is_told_apart(ranks: Ranks, call: str)
 def do_split_without_descriptors(seat: Seat, path: str, poor: int) -> str:
     """Ranks 0 and 1 belong together, and 2 and 3; one of the first two has no descriptors left."""
     comm = seat.comm(path, MOST_RANKS)
-    taken: list[int] = []
-    if seat.rank == poor:
-        taken += [os.dup(0) for _ in range(100)]
-        held = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 3, held + 3))
     line, named = "", poor
-    try:
-        part = comm.split(seat.rank // 2)
-        assert part is not None
-        assert part.allreduce(np.ones(3)).tolist() == [2.0] * 3
-        part.close()
-    except HsgdError as error:
-        line, named = str(error), error.rank
-    for descriptor in taken:
-        os.close(descriptor)
+    with few_descriptors(2) if seat.rank == poor else contextlib.nullcontext():
+        try:
+            part = comm.split(seat.rank // 2)
+            assert part is not None
+            assert part.allreduce(np.ones(3)).tolist() == [2.0] * 3
+            part.close()
+        except HsgdError as error:
+            line, named = str(error), error.rank
     assert named == poor
     again = comm.split(seat.rank // 2)
     assert again is not None
