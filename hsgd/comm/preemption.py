@@ -280,7 +280,11 @@ def save_and_exit(
         if lost is not None:
             _say(f"saved, although {lost}")
     if rank == 0:
-        _say(f"{_state.reason or 'save_and_exit'}: saved{_requeued() if requeue else ''}")
+        saved = f"{_state.reason or 'save_and_exit'}: saved"
+        if requeue:
+            _requeue(saved)
+        else:
+            _say(saved)
     sys.exit(exit_code)
 
 
@@ -346,25 +350,31 @@ class _Meeting:
             self.error = error
 
 
-def _requeued() -> str:
-    """Put this job back into Slurm's queue and return what happened, in words; local."""
+def _requeue(saved: str) -> None:
+    """Put this job back into Slurm's queue, and say so after `saved`; local.
+
+    It says so first: Slurm may cut off what a requeued job still writes.
+    """
     job = time_limit.slurm_job(os.environ)
     if not job:
-        return ""
+        _say(saved)
+        return
     if _state.is_short:
-        return (
-            f", but job {job} is not requeued: it would be as short again; give preempted() less "
-            "than the job's time"
+        _say(
+            f"{saved}, but job {job} is not requeued: it would be as short again; give preempted() "
+            "less than the job's time"
         )
+        return
     try:
         # A job that Slurm ends is "completing", whether its time is over or scancel was called.
         facts = time_limit.scheduler_says("scontrol", "show", "job", "-o", job).split()
         if "JobState=COMPLETING" in facts and "Reason=TimeLimit" not in facts:
-            return f", and job {job} is not requeued: it was cancelled"
+            _say(f"{saved}, and job {job} is not requeued: it was cancelled")
+            return
+        _say(f"{saved}, job {job} is requeued")
         time_limit.scheduler_says("scontrol", "requeue", job)
     except LaunchError as error:
-        return f", but job {job} is not requeued: {error}"
-    return f", job {job} is requeued"
+        _say(f"{saved}, but job {job} is not requeued: {error}")
 
 
 def _say(words: str) -> None:

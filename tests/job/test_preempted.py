@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -383,38 +384,51 @@ def test_the_end_of_the_job_stops_all_ranks_and_one_rank_asks_once(
     assert found == [[False, True, True, True]] * 2
 
 
-def do_short(seat: Seat, folder: str) -> str:
+def said_of_requeue(folder: str) -> list[tuple[str, int]]:
+    """Return each line, and how often the scheduler had been asked before it."""
+    said: list[tuple[str, int]] = []
+    asked = Path(folder) / "asked"
+    with mock.patch.object(
+        preemption,
+        "_say",
+        lambda words: said.append((words, asked.read_text().count("asked"))),
+    ):
+        preemption._requeue("saved")
+    return said
+
+
+def do_short(seat: Seat, folder: str) -> list[tuple[str, int]]:
     with new_job(folder):
         assert hsgd.preempted(within_s=601)
-        return preemption._requeued()
+        return said_of_requeue(folder)
 
 
 def test_a_job_that_is_too_short_is_not_put_back_again_and_again(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told(tmp_path, monkeypatch, "squeue", "10:00\n")
-    (said,) = ranks.run(do_short, str(tmp_path), on=[0])
-    assert "job 17 is not requeued: it would be as short again" in said
+    ((line,),) = ranks.run(do_short, str(tmp_path), on=[0])
+    assert "saved, but job 17 is not requeued: it would be as short again" in line[0]
 
 
-def do_requeue(seat: Seat, folder: str) -> str:
+def do_requeue(seat: Seat, folder: str) -> list[tuple[str, int]]:
     with new_job(folder):
-        return preemption._requeued()
+        return said_of_requeue(folder)
 
 
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ("JobState=RUNNING Reason=None", ", job 17 is requeued"),
-        ("JobState=COMPLETING Reason=TimeLimit", ", job 17 is requeued"),
-        ("JobState=COMPLETING Reason=None", ", and job 17 is not requeued: it was cancelled"),
+        ("JobState=RUNNING Reason=None", "saved, job 17 is requeued"),
+        ("JobState=COMPLETING Reason=TimeLimit", "saved, job 17 is requeued"),
+        ("JobState=COMPLETING Reason=None", "saved, and job 17 is not requeued: it was cancelled"),
     ],
 )
 def test_a_cancelled_job_is_not_put_back(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: str, said: str
 ) -> None:
     told(tmp_path, monkeypatch, "scontrol", f"JobId=17 {facts} RunTime=00:01:27\n")
-    assert ranks.run(do_requeue, str(tmp_path), on=[0]) == [said]
+    assert ranks.run(do_requeue, str(tmp_path), on=[0]) == [[(said, 1)]]  # told before it is done
     assert (tmp_path / "asked").read_text().count("asked") == 1 + said.endswith("is requeued")
 
 

@@ -302,7 +302,7 @@ def test_horovodrun_speaks_the_language_of_each_launcher(
     [
         (
             "MPICH",
-            "mpirun -np 3 -l -hosts a:2,b:2,c:1 -bind-to none -genvall -bootstrap ssh "
+            "mpirun -np 3 -hosts a:2,b:2,c:1 -bind-to none -l -genvall -bootstrap ssh "
             "-bootstrap-exec-args -p 2222 -genv NCCL_SOCKET_IFNAME lo echo hello",
         ),
         (
