@@ -43,7 +43,7 @@ from .text_sources import TEXT_SUFFIXES, TextSource
 __all__ = ["Hdf5Source", "NumpySource", "VlenSource", "lengths_of", "open_source"]
 
 # Damaged archives, also inside a compressed member; encrypted ones; unknown compression methods.
-_UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
+_UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError)
 
 PARQUET_SUFFIXES = frozenset({".parquet", ".pq"})
 _ROWS = 1024  # ragged samples per block, while their size is unknown

@@ -314,6 +314,19 @@ def corrupt_compressed_npz(folder):
     return path
 
 
+def changed_npz(local, central, value):
+    """Make an archive with another byte at these places of its member's two headers."""
+
+    def write(folder):
+        path = save_npz(folder, {"x": np.arange(9)})
+        data = bytearray(path.read_bytes())
+        data[data.index(b"PK\x03\x04") + local] = data[data.index(b"PK\x01\x02") + central] = value
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
 def text_as(name):
     def write(folder):
         (folder / name).write_text("this is not an array\n" * 100)
@@ -337,6 +350,8 @@ def npy(array):
         (truncated_npy, "bytes are missing; copy the file again"),
         (corrupt_npz, "Bad CRC-32"),
         (corrupt_compressed_npz, "cannot read"),
+        (changed_npz(6, 8, 1), "encrypted"),
+        (changed_npz(8, 10, 97), "compression method is not supported"),
         (text_as("x.npz"), "not a readable .npz"),
         (text_as("x.npy"), "not a readable .npy"),
         (text_as("x.h5"), "not an HDF5 file"),
