@@ -20,7 +20,7 @@ ELASTIC = f"{PYTHON} -m hsgd run --min-np 2"
 
 # Counts steps in a checkpoint; the first run is asked to stop by `scancel` or its own end.
 TRAIN = """
-import os, pathlib, subprocess, sys, time, torch
+import faulthandler, os, pathlib, subprocess, sys, time, torch
 import hsgd
 
 front, folder, how = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
@@ -57,6 +57,7 @@ for step in range(first, 200):
     if step == 20 and rank == size - 1 and not first and how in commands:
         subprocess.run(commands[how].split())  # is signalled, too
     time.sleep(0.5 if slow else 0.02)
+faulthandler.dump_traceback_later(60)  # a rank that does not end then shows where it is
 print("done", rank, first, os.environ.get("SLURM_RESTART_COUNT"), flush=True)
 """
 
@@ -67,6 +68,14 @@ def until(out: Path, condition: Callable[[str], bool]) -> None:
     while not (out.exists() and condition(out.read_text())):
         assert time.monotonic() < end, out.read_text() if out.exists() else "nothing"
         time.sleep(0.1)
+
+
+def until_no_job(slurm: Slurm, out: Path) -> None:
+    """Wait until Slurm has no job any more, completing ones included."""
+    end = time.monotonic() + JOB_S
+    while slurm.run(["squeue", "-h"]).stdout:
+        assert time.monotonic() < end, out.read_text()
+        time.sleep(0.2)
 
 
 def submit(
@@ -101,6 +110,7 @@ def test_a_job_saves_is_requeued_and_goes_on(
     minutes = "-t1" if how == "limit" else "-t3"
     out = submit(slurm, tmp_path, front, how, minutes, "--open-mode=append", launcher=launcher)
     until(out, lambda text: text.count("done") == 3)
+    until_no_job(slurm, out)
     text = out.read_text()
     left = {(tmp_path / f"left-{rank}").read_text() for rank in range(3)}
     assert len(left) == 1, text
