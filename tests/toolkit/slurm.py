@@ -40,6 +40,7 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
 MailProg=/bin/true
+SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=1
 KillWait=5
 MessageTimeout=30
 TreeWidth=50
