@@ -63,6 +63,13 @@ TEST("noise in which two steps look slow cannot make a rank read more than 64 Ki
   CHECK(chosen(64, noisy, true).allreduce_bytes <= 4 << 10);
 }
 
+TEST("in groups, too, measurements decide from 16 KiB of all inputs on") {
+  CHECK(chosen(64, Machine{64, 0.5, 0.12}, true).allreduce_bytes == 256);
+  CHECK(chosen(64, Machine{64, 4.0, 0.12}, true).allreduce_bytes == 1 << 10);
+  CHECK(chosen(64, Machine{64, 100.0, 0.12}, true).allreduce_bytes == 4 << 10);
+  CHECK(chosen(64, Machine{64, 4.0, 0.12}, true).oneshot_bytes == 4096);
+}
+
 TEST("a limit that was given is that of all collectives, and is not measured") {
   hsgd_options given = options();
   given.oneshot_bytes = 100;

@@ -26,15 +26,14 @@ struct OneshotRange {
 // cores, as fast up to 64 KiB with 4 (docs/internals/scale.md), faster with 2
 // (docs/performance.md). If noise makes two steps look slow, the wrong choice must not cost more
 // than twice the time for the rest of the communicator's life. With `combines` one rank reads for
-// all; that must not take longer than two steps in which all work. The upper bound is a guess
-// there.
+// all, and ranks meet more slowly; that two steps are faster from 20 to 40 KiB of inputs on is
+// counted, not measured (benchmarks/simulation/cache_lines.py), so the range is wide.
 OneshotRange oneshot_range(int ranks, bool combines) {
-  const size_t least_read = combines ? 64 << 10 : 16 << 10;
   const auto share = [&](size_t bytes) {
     return bytes / static_cast<size_t>(ranks) / kLine * kLine;
   };
-  return {std::clamp(share(least_read), kLine, Tuning().oneshot_bytes),
-          std::min(share(4 * least_read), Tuning::kMostOneshotBytes)};
+  return {std::clamp(share(16 << 10), kLine, Tuning().oneshot_bytes),
+          std::min(share(combines ? 256 << 10 : 64 << 10), Tuning::kMostOneshotBytes)};
 }
 
 // The first of `tunings` is the default.
@@ -78,7 +77,6 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, 
   }
   const OneshotRange range = oneshot_range(ranks, combines);
   if (options.oneshot_bytes < 0) tuning.allreduce_bytes = range.least;
-  if (options.oneshot_bytes < 0 && combines) tuning.oneshot_bytes = range.least;
   std::vector<Tuning> candidates{tuning};
   if (options.nontemporal == 2) {
     candidates.push_back(tuning);

@@ -130,6 +130,14 @@ void run_combined(Context& context, const Operation& operation) {
   copy_result(context, operation);
 }
 
+// Returns true if one rank sums for all of a large node. If each rank has a core, it sums its own
+// slice of a reduce_scatter sooner (benchmarks/simulation/cache_lines.py).
+bool one_rank_sums(const Context& context, const Operation& operation) {
+  const LocalGroup& local = context.local();
+  const bool all_want_all = operation.signature.kind() == HSGD_ALLREDUCE;
+  return local.combines() && operation.count > 0 && (all_want_all || local.shares_cores());
+}
+
 }  // namespace
 
 bool is_small(const Context& context, const Operation& operation) {
@@ -143,8 +151,7 @@ void run_one_shot_on_node(Context& context, const Operation& operation) {
   const bool broadcasts = operation.root >= 0;
   const bool sends = !broadcasts || operation.root == context.place().rank;
   const size_t bytes = operation.bytes();
-  if (context.local().combines() && !broadcasts && operation.count > 0)
-    return run_combined(context, operation);
+  if (!broadcasts && one_rank_sums(context, operation)) return run_combined(context, operation);
   context.open(operation, sends ? operation.in : nullptr, bytes);
   context.wait_for_headers();
   if (operation.count == 0) return;
