@@ -21,6 +21,7 @@ PYTEST_WORKERS ?= 3
 CHECK_BUDGET_S ?= 80
 MUTATE ?= ../shared/tools/mutate.py
 MUTANTS ?= 10
+MUTANTS_S ?= 600
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
   if $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \
   then command -v $$p; break; fi; done)
@@ -64,9 +65,10 @@ test: prepare-test lint typecheck native-test pytest ## lint, types, native test
 
 test-long: export WERROR := 1
 test-long: prepare-test-long sanitized-test aarch64-short-test $(VENV)/.horovod ## sanitizers, aarch64, and the Python tests that take long
+	$(BIN)/python setup.py --quiet fault_points
 	$(PYTEST) -m 'long and $(NEAR)' $(PYTEST_ARGS)
 	[ ! -e '$(MUTATE)' ] || [ -n "$$(git status --porcelain -uno)" ] || \
-	  $(MAKE) --no-print-directory mutants CHECK_BUDGET_S=30
+	  timeout --signal INT $(MUTANTS_S) $(MAKE) --no-print-directory mutants CHECK_BUDGET_S=30 || [ $$? = 124 ]
 
 check: export WERROR := 1
 check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of what changed, under two minutes
@@ -130,6 +132,7 @@ sanitized-test: ## the native tests under the address and the thread sanitizer
 	for sanitizer in address thread; do $(MAKE) --no-print-directory native-test SANITIZE=$$sanitizer; done
 
 pytest: $(VENV)/.dev ## the quick Python tests, with several processes and nodes
+	$(BIN)/python setup.py --quiet fault_points
 	$(PYTEST) -m '$(SHORT)' $(PYTEST_ARGS)
 
 chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks

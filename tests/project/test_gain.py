@@ -17,7 +17,7 @@ __all__: list[str] = []
 pytestmark = pytest.mark.long
 
 COMPARE = Path(__file__).resolve().parents[2] / "examples" / "gain" / "compare.py"
-JOB_S = 280.0
+JOB_S = 800.0
 WAYS = ["Horovod", "--plugin hsgd-mpi", "--plugin hsgd", "DDP, gloo", "DDP, hsgd"]
 
 

@@ -26,7 +26,7 @@ _kept: list[object] = []  # the core may call it until the process ends
 
 
 def build() -> None:
-    """Bring the build up to date; seconds when there is something to do."""
+    """Bring the build up to date; minutes on a slow machine if there is something to do."""
     command = [sys.executable, "setup.py", "--quiet", "fault_points"]
     done = subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
