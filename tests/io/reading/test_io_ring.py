@@ -141,6 +141,17 @@ def test_a_memory_limit_below_one_window_is_refused_with_what_it_takes(folder):
         loader_of(folder, 1, memory_limit=100)
 
 
+@pytest.mark.parametrize("window_bytes", [900, 2000])
+def test_a_memory_limit_that_is_just_enough_is_enough_in_every_epoch(folder, window_bytes):
+    sizes = {"block_bytes": 200, "window_bytes": window_bytes}  # windows differ in length
+    with pytest.raises(ValueError, match="need") as refused:
+        loader_of(folder, 1, memory_limit=100, **sizes)
+    needed = int(re.search(r"need (\d+) bytes", str(refused.value))[1])
+    loader = loader_of(folder, 1, memory_limit=needed, **sizes)
+    for _ in range(10):
+        assert sorted(int(batch["number"]) for batch in loader) == list(range(101))
+
+
 def test_pinning_without_a_gpu_is_refused(folder):
     if torch.cuda.is_available():
         assert next(iter(loader_of(folder, 8, pin_memory=True)))["number"].is_pinned()
