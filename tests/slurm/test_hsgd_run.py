@@ -42,8 +42,8 @@ def test_ranks_run_on_all_nodes_of_the_allocation(slurm: Slurm, tmp_path: Path, 
     script = tmp_path / "own_name.sh"
     script.write_text(OWN_NAME.format(file=tmp_path / "hosts", command=command))
     job.write_text(f"#!/bin/sh\n{'srun ' if way == 'srun' else ''}sh {script}\n")
-    words = ["sbatch", "--wait", "-N2", "--ntasks-per-node=2", "-o", str(out), str(job)]
-    done = slurm.run(words, timeout_s=180)
+    words = ["-N2", "--ntasks-per-node=2", "-o", str(out), str(job)]
+    done = slurm.batch(words, timeout_s=180)
     assert done.returncode == 0, done.stderr + out.read_text()
     lines = [line for line in out.read_text().splitlines() if line.startswith("[")]
     lines = [line for line in lines if not line.startswith("[W")]
@@ -90,9 +90,9 @@ print("ended with", hvd.size(), flush=True)
 (while [ ! -e {mark} ]; do sleep 0.1; done; scontrol update nodename=node2 state=down reason=test) &
 {HSGD} run --min-np 2 {sys.executable} {program} {mark}
 """)
-    words = ["sbatch", "--wait", "--no-kill", "-N2", "--ntasks-per-node=2", "-o", str(out)]
+    words = ["--no-kill", "-N2", "--ntasks-per-node=2", "-o", str(out)]
     try:
-        done = slurm.run([*words, str(job)], timeout_s=240)
+        done = slurm.batch([*words, str(job)], timeout_s=240)
         said = out.read_text()
         assert done.returncode == 0, done.stderr + said
         assert said.count("ended with 2") == 2 and "steps 4" in said

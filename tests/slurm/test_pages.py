@@ -51,8 +51,8 @@ def test_a_batch_script_of_a_page_trains(large: Slurm, tmp_path: Path, name: str
     script = tmp_path / "job.sh"
     script.write_text(SCRIPTS[name])
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    done: subprocess.CompletedProcess[str] = large.run(
-        ["sbatch", "--wait", f"--chdir={tmp_path}", f"--export=ALL,PATH={path}", "-oout", "job.sh"],
+    done: subprocess.CompletedProcess[str] = large.batch(
+        [f"--chdir={tmp_path}", f"--export=ALL,PATH={path}", "-oout", "job.sh"],
         env={"OMP_NUM_THREADS": "1"},
     )
     said = (tmp_path / "out").read_text() if (tmp_path / "out").exists() else ""

@@ -70,14 +70,6 @@ def until(out: Path, condition: Callable[[str], bool]) -> None:
         time.sleep(0.1)
 
 
-def until_no_job(slurm: Slurm, out: Path) -> None:
-    """Wait until Slurm has no job any more, completing ones included."""
-    end = time.monotonic() + JOB_S
-    while slurm.run(["squeue", "-h"]).stdout:
-        assert time.monotonic() < end, out.read_text()
-        time.sleep(0.2)
-
-
 def submit(
     slurm: Slurm, folder: Path, front: str, how: str, *options: str, launcher: str = "srun"
 ) -> Path:
@@ -110,7 +102,7 @@ def test_a_job_saves_is_requeued_and_goes_on(
     minutes = "-t1" if how == "limit" else "-t3"
     out = submit(slurm, tmp_path, front, how, minutes, "--open-mode=append", launcher=launcher)
     until(out, lambda text: text.count("done") == 3)
-    until_no_job(slurm, out)
+    slurm.wait_until_over(JOB_S)
     text = out.read_text()
     left = {(tmp_path / f"left-{rank}").read_text() for rank in range(3)}
     assert len(left) == 1, text
@@ -121,6 +113,8 @@ def test_a_job_saves_is_requeued_and_goes_on(
 
 
 def test_a_job_that_is_cancelled_saves_and_is_not_put_back(slurm: Slurm, tmp_path: Path) -> None:
-    text = submit(slurm, tmp_path, "ddp", "cancel", "-t30", "--wait").read_text()
-    assert (tmp_path / "step").exists() and "is not requeued: it was cancelled" in text, text
-    assert not slurm.run(["squeue", "-h", "-t", "PENDING,RUNNING"]).stdout  # it may be COMPLETING
+    out = submit(slurm, tmp_path, "ddp", "cancel", "-t30")
+    slurm.wait_until_over(JOB_S)
+    text = out.read_text()
+    assert (tmp_path / "step").exists() and "done" not in text, text
+    assert "is not requeued: it was cancelled" in text, text

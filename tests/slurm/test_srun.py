@@ -119,8 +119,7 @@ def test_tasks_of_an_array_and_parts_of_a_step_with_several_programs(
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/sh\nsrun {PYTHON} -c '{COMM}'\n")
     out = str(tmp_path / "out-%a")
-    words = ["sbatch", "--wait", "-a", "1-2", "-n2", "-o", out, str(script)]
-    done = slurm.run(words)
+    done = slurm.batch(["-a", "1-2", "-n2", "-o", out, str(script)])
     assert done.returncode == 0, done.stderr
     for task in (1, 2):
         lines = sorted((tmp_path / f"out-{task}").read_text().splitlines())

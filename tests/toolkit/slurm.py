@@ -8,6 +8,7 @@ and munge.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -129,6 +130,33 @@ class Slurm:
     ) -> subprocess.CompletedProcess[str]:
         """Run argv, as srun or sbatch, on login, and wait; raises CommandTimeout."""
         return run_marked(self._cluster.command(argv), self.environment(env), timeout_s)
+
+    def batch(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 120.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Submit the job of sbatch's words and wait for its end; returncode is the job's.
+
+        `sbatch --wait` looks every half a minute only. Raises ClusterError.
+        """
+        done = self.run(["sbatch", "--parsable", *argv], env=env)
+        if done.returncode == 0:
+            self.wait_until_over(timeout_s)
+            shown = self.run(["scontrol", "-o", "show", "job", done.stdout.strip()]).stdout
+            codes = re.findall(r" ExitCode=(\d+):(\d+)", shown)
+            done.returncode = max(int(code) or int(signal) for code, signal in codes)
+        return done
+
+    def wait_until_over(self, timeout_s: float = 120.0) -> None:
+        """Wait until there is no job any more, completing ones included. Raises ClusterError."""
+        end = time.monotonic() + timeout_s
+        while jobs := self.run(["squeue", "-h"]).stdout:
+            if time.monotonic() > end:
+                raise ClusterError(f"Slurm: after {timeout_s:g} s there is still{jobs}")
+            time.sleep(0.2)
 
     def logs(self) -> str:
         """Return the ends of the daemons' logs."""
