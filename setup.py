@@ -57,6 +57,9 @@ SIMULATED = (
 MPI_ROOMS = ("network/mpi", "bindings/mpi_communicators")
 WITHOUT_MPI, SEVERAL_MPIS = "HSGD_BUILD_WITHOUT_MPI", "HSGD_BUILD_MPIS"
 BINDING_ROOMS = ("bindings/arrays", "bindings/python")
+NCCL_NET_ROOM = "bindings/nccl_net"
+# What that room takes in of the core: NCCL loads the plugin alone.
+NCCL_NET_CORE = ("core/base", "core/os", "node/rendezvous", "network/tcp_common")
 TORCH_TARGET = "0x020a000000000000"  # 2.10: the oldest torch whose C functions suffice
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
@@ -134,8 +137,9 @@ class Builder:
             fcntl.flock(held, fcntl.LOCK_EX)
             parts = dict.fromkeys(part for lib in libraries for part in (lib, *lib.parts))
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                jobs = [(part, source) for part in parts for source in part.sources]
-                for result in [pool.submit(self.compile, *job) for job in jobs]:
+                pairs = [(part, source) for part in parts for source in part.sources]
+                jobs = {self.object_of(*pair): pair for pair in pairs}  # parts may share objects
+                for result in [pool.submit(self.compile, *job) for job in jobs.values()]:
                     result.result()
             known = {self.output / library.name for library in libraries}
             for old in {*self.output.glob(ours)} - known if ours else ():
@@ -239,6 +243,18 @@ def sources_of(*rooms: str) -> tuple[Path, ...]:
 def core_library() -> Library:
     flags = ("-Wl,--no-undefined", "-pthread", "-lrt")
     return Library("libhsgd_core.so", sources_of(*CORE_ROOMS), link_flags=flags)
+
+
+def nccl_net_library(exports: Path) -> Library:
+    """The network plugin of NCCL, which exports its tables alone; `exports`: says so."""
+    exports.parent.mkdir(parents=True, exist_ok=True)
+    exports.write_text("{ global: ncclNetPlugin_*; local: *; };\n")
+    return Library(
+        "libnccl-net-hsgd.so",
+        sources_of(NCCL_NET_ROOM),
+        link_flags=("-Wl,--no-undefined", "-pthread", f"-Wl,--version-script={exports}"),
+        parts=(Library("libhsgd_core.so", sources_of(*NCCL_NET_CORE)),),
+    )
 
 
 def reader_library() -> Library:
@@ -392,10 +408,11 @@ class BuildNative(build_ext):
         mpis = mpis_to_build_for()
         if not mpis:
             refuse_without_mpi()
+        builder = Builder(output)
         libraries = [core_library(), reader_library()]
+        libraries += [nccl_net_library(builder.objects / "nccl-net.map")]
         libraries += [library for mpi in mpis for library in mpi_libraries(mpi, installed)]
         libraries += [*operators_libraries(), binding_library()]
-        builder = Builder(output)
         builder.build(libraries, "libhsgd_*.so")
         self.made = [output / library.name for library in libraries]
         self.made.append(self._describe(builder, mpis))
@@ -467,7 +484,8 @@ class BuildNativeTests(NativeCommand):
             flags = (f"-fsanitize={self.sanitize}", "-O1", *SANITIZERS[self.sanitize])
         shared = ("-I", str(NATIVE_TESTS))
         source = NATIVE_TESTS / "support" / "transport_inproc.cpp"
-        parts = (Library("native-test-support", (source,), shared), core_library())
+        plugin = Library("nccl-net", sources_of(NCCL_NET_ROOM))
+        parts = (Library("native-test-support", (source,), shared), core_library(), plugin)
         paths = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/native/*/test_*.cpp"))
         programs = [Library(path.stem, (path,), shared, parts=parts) for path in paths]
         Builder(ROOT / self.output, self.sanitize, flags).build(programs, "test_*")

@@ -23,7 +23,7 @@ from hsgd.jobs.launch import horovod_wheel, mpi_compiler, preload
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[2]
-NATIVES = {"_native", "libhsgd_core", "libhsgd_io", "libhsgd_operators"}
+NATIVES = {"_native", "libhsgd_core", "libhsgd_io", "libhsgd_operators", "libnccl-net-hsgd"}
 HOOK_FILES = {f"hsgd_horovod_hook.{suffix}" for suffix in ("py", "pth", "start")}
 LIMIT_S = 280
 

@@ -1,5 +1,5 @@
 // Defaults of hsgd_options, and the HSGD_* variables that change them. No other native code calls
-// getenv.
+// getenv, but for the plugin that NCCL loads.
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>

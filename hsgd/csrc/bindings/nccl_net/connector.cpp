@@ -1,0 +1,173 @@
+#include "bindings/nccl_net/connector.hpp"
+
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "bindings/nccl_net/peer_name.hpp"
+#include "core/base/error.hpp"
+#include "network/tcp_common/address.hpp"
+#include "network/tcp_common/socket.hpp"
+#include "node/rendezvous/secret.hpp"
+
+namespace hsgd::nccl_net {
+namespace {
+
+// Time for an answer at one address if there are others: a firewall may drop what is sent.
+constexpr int64_t kRouteNs = 3'000'000'000;
+// Number of connections that may be closed before the answer, as a full receiver closes some.
+constexpr int kMostTries = 16;
+
+}  // namespace
+
+Connector::Connector(const Handle& handle, const std::string& interfaces, double timeout_s)
+    : handle_(handle), timeout_s_(timeout_s), deadline_(timeout_s) {
+  const IpAddresses addresses = unpack_addresses(handle);
+  if (handle.magic != kMagic || handle.stripes != kStripes || addresses[0].version == 0) {
+    throw_invalid(
+        "a handle of another network plugin, or of another version of hsgd: set "
+        "NCCL_NET_PLUGIN to the same library in all processes");
+  }
+  routes_ = routes(find_addresses(interfaces), addresses);
+  tried_.resize(routes_.size());
+  draw_random(&connection_, sizeof connection_);
+  open_all();
+}
+
+void Connector::open_all() {
+  route_ns_ = now_ns();
+  stripes_.clear();
+  stripes_.resize(kStripes);
+  for (Stripe& stripe : stripes_) open(stripe);
+}
+
+void Connector::open(Stripe& stripe) {
+  const SocketAddress address = socket_address(routes_[route_], handle_.port);
+  stripe = Stripe{new_tcp_socket(address.storage.ss_family)};
+  set_tcp_option(stripe.fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  // Other failures are found at the next step, as those of a connection in progress.
+  if (::connect(stripe.fd.get(), address.get(), address.bytes) != 0 && errno != EINPROGRESS) {
+    stripe.fd = Fd();
+    tried_[route_] = std::strerror(errno);
+  }
+}
+
+std::unique_ptr<SendChannel> Connector::step() {
+  if (deadline_.passed()) {
+    throw_error(HSGD_ERR_TIMEOUT, -1,
+                "%s did not accept a connection within %g s: it hangs, or routing or a firewall "
+                "blocks the connection; choose other interfaces with NCCL_SOCKET_IFNAME",
+                where().c_str(), timeout_s_);
+  }
+  for (uint32_t index = 0; index < kStripes; ++index) {
+    // The addresses may change meanwhile, which begins all stripes again.
+    const size_t route = route_;
+    if (!stripes_[index].is_proved()) advance(stripes_[index], index);
+    if (route != route_) return nullptr;
+  }
+  if (std::all_of(stripes_.begin(), stripes_.end(),
+                  [](const Stripe& stripe) { return stripe.is_proved(); })) {
+    return commit();
+  }
+  const bool is_silent = std::none_of(stripes_.begin(), stripes_.end(),
+                                      [](const Stripe& stripe) { return stripe.greeted; });
+  if (is_silent && routes_.size() > 1 && now_ns() - route_ns_ > kRouteNs) {
+    refused_ = 0;
+    change_route("no answer");
+  }
+  return nullptr;
+}
+
+void Connector::advance(Stripe& stripe, uint32_t index) {
+  if (!stripe.fd.valid()) return change_route(tried_[route_]);
+  const int fd = stripe.fd.get();
+  int error = 0;
+  socklen_t size = sizeof error;
+  ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error == ECONNRESET) return come_again(stripe);  // it existed
+  if (error != 0) return change_route(std::strerror(error));
+  if (!stripe.greeted) {
+    Hello hello{handle_.sender_token,
+                kMagic,
+                static_cast<uint32_t>(::getpid()),
+                connection_,
+                index,
+                kStripes,
+                {}};
+    write_host(hello.host);
+    // A new connection has room for the hello, or is not connected yet.
+    const ssize_t sent = ::send(fd, &hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINTR)) return;
+    stripe.greeted = sent == sizeof hello;
+    if (!stripe.greeted) return come_again(stripe);
+  }
+  auto* into = reinterpret_cast<std::byte*>(&stripe.answer) + stripe.got;
+  const ssize_t got = ::recv(fd, into, sizeof stripe.answer - stripe.got, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  if (got <= 0) return come_again(stripe);
+  stripe.got += static_cast<size_t>(got);
+  if (!stripe.is_proved()) return;
+  const SocketToken& token = handle_.receiver_token;
+  if (stripe.answer.magic != kMagic ||
+      !is_same_secret(stripe.answer.token.data(), token.data(), token.size())) {
+    throw_error(HSGD_ERR_PEER_LOST, -1,
+                "a process at the address of %s does not know the secret of its handle: that "
+                "process ended, and another one listens there",
+                where().c_str());
+  }
+}
+
+void Connector::come_again(Stripe& stripe) {
+  if (++tries_ > kMostTries) {
+    throw_error(HSGD_ERR_PEER_LOST, -1,
+                "%s closed %d connections before it answered: it ended, it gave up, or strangers "
+                "flood its port",
+                where().c_str(), tries_);
+  }
+  open(stripe);
+}
+
+// Notes what the present address did, and takes the next one. Throws if all have refused.
+void Connector::change_route(const std::string& why) {
+  tried_[route_] = words_of(routes_[route_]) + " (" + why + ")";
+  if (++refused_ >= routes_.size()) {
+    throw_error(HSGD_ERR_PEER_LOST, -1,
+                "%s did not accept a connection: it died, or routing or a firewall blocks the "
+                "connection; choose other interfaces with NCCL_SOCKET_IFNAME",
+                where().c_str());
+  }
+  route_ = (route_ + 1) % routes_.size();
+  open_all();
+}
+
+std::unique_ptr<SendChannel> Connector::commit() {
+  const std::string peer = peer_name(handle_.host, handle_.pid, stripes_[0].fd.get());
+  std::vector<Fd> connections;
+  for (Stripe& stripe : stripes_) {
+    const ssize_t sent = ::send(stripe.fd.get(), &kGo, sizeof kGo, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent != static_cast<ssize_t>(sizeof kGo)) {
+      throw_error(HSGD_ERR_PEER_LOST, -1, "%s ended while it was connected", peer.c_str());
+    }
+    connections.push_back(std::move(stripe.fd));
+  }
+  return std::make_unique<SendChannel>(std::move(connections), peer, timeout_s_);
+}
+
+// Returns "node2 (pid 412, TCP port 40112 of 10.0.0.2, ...)", with what is known of each address.
+std::string Connector::where() const {
+  std::vector<std::string> words;
+  for (size_t i = 0; i < routes_.size(); ++i) {
+    words.push_back(tried_[i].empty() ? words_of(routes_[i]) : tried_[i]);
+  }
+  return text("%s (pid %u, TCP port %d of %s)",
+              foreign_words(handle_.host, sizeof handle_.host).c_str(), handle_.pid,
+              ntohs(static_cast<in_port_t>(handle_.port)), listed(words).c_str());
+}
+
+}  // namespace hsgd::nccl_net
