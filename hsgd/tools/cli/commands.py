@@ -61,6 +61,7 @@ EXAMPLES = """examples:
   horovodrun --plugin hsgd -np 4 python train.py  a script of Horovod, as hsgd.torch
   HOROVOD_PLUGIN=hsgd srun python train.py        the same under another launcher
   LD_PRELOAD=$(hsgd preload) mpirun -np 2 ./app   any MPI program
+  NCCL_NET_PLUGIN=$(hsgd nccl-plugin) torchrun train.py   NCCL's network over hsgd's TCP
   hsgd plan --nodes 64 --ranks-per-node 8 --link 25gbit --model-mb 100   what a step would cost
   hsgd trace summary timeline.json timeline.json.*   where the time of each rank went
   hsgd data convert digits slabs/                 training data as contiguous HDF5 slabs
@@ -134,6 +135,9 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "MPI 5 (default: that of the mpirun that is found)",
     )
     preload.set_defaults(command_function=_preload)
+    commands.add_parser(
+        "nccl-plugin", help="print the path for NCCL_NET_PLUGIN=$(hsgd nccl-plugin) torchrun ..."
+    ).set_defaults(command_function=_nccl_plugin)
     clean = commands.add_parser(
         "clean", help="remove sockets in the temporary folder that killed jobs left behind"
     )
@@ -383,6 +387,13 @@ def _preload(arguments: argparse.Namespace) -> int:
     from hsgd.jobs.launch import preload
 
     print(preload.loadable(arguments.abi or _abi_of_launcher()))
+    return 0
+
+
+def _nccl_plugin(arguments: argparse.Namespace) -> int:
+    from hsgd.jobs.launch import nccl_plugin
+
+    print(nccl_plugin.loadable())
     return 0
 
 

@@ -16,7 +16,7 @@ from hsgd.base.bytes_text import bytes_text
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError
 from hsgd.jobs.environment import launcher_variables
-from hsgd.jobs.launch import hook, launch, preload
+from hsgd.jobs.launch import hook, launch, nccl_plugin, preload
 from hsgd.jobs.launch.mpirun import Launcher
 from hsgd.jobs.stores.sealed_store import JOB_SECRET
 from hsgd.tools.doctor import cpu_domains, fabrics, node_layout, probe
@@ -121,6 +121,12 @@ def _add_hsgd(report: Report) -> None:
         )
     if facts.compiler:
         report.fact("hsgd", "built by", f"{facts.compiler} {facts.flags}".strip())
+    try:
+        report.fact("hsgd", "NCCL plugin", nccl_plugin.loadable())
+    except LaunchError as error:
+        report.problem(
+            str(error), "Until then: no NCCL_NET_PLUGIN=$(hsgd nccl-plugin)", stops=False
+        )
     for abi, mpi in facts.mpis.items():
         place = f" in {mpi.library_dir}" if mpi.library_dir else ""
         name = f"{mpi_abi.describe([abi])} (built with {mpi.description}{place})"
