@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ import pytest
 from hsgd.base import elf
 from hsgd.errors import LaunchError
 from hsgd.jobs.launch import nccl_plugin
+from toolkit.cluster import Cluster
 
 __all__: list[str] = []
+
+END = Path(__file__).with_name("nccl_net_end.py")
 
 
 def test_the_command_prints_the_path_of_a_plugin_that_loads() -> None:
@@ -55,6 +59,35 @@ def test_a_path_that_nccl_would_not_take_is_refused(
     shutil.copy(Path(elf.__file__).parents[1] / "libnccl-net-hsgd.so", tmp_path / "a,b")
     with pytest.raises(LaunchError, match="comma"):
         nccl_plugin.library()
+
+
+def test_a_cut_link_between_nodes_ends_both_ends_with_a_line_on_the_other_host(
+    cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    c, handle = cluster(2), str(tmp_path / "handle")
+    ends = [
+        subprocess.Popen(
+            c.command([sys.executable, str(END), role, handle, str(4 << 20)], node),
+            env=c.environment({"HSGD_TIMEOUT_S": "4"}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node, role in ((1, "receive"), (2, "send"))
+    ]
+    try:
+        assert [end.stdout.readline() for end in ends if end.stdout] == ["moved\n"] * 2
+        c.set_link(2, "down")
+        said = [end.communicate(timeout=60)[0] for end in ends]
+    finally:
+        c.set_link(2, "up")
+        for end in ends:
+            end.kill()
+            end.wait()
+    remote_error = 6
+    assert [words.split()[0] for words in said] == [str(remote_error)] * 2, said
+    assert "node2 (pid" in said[0]
+    assert "node1 (pid" in said[1]
 
 
 def test_a_plugin_that_does_not_load_is_an_error(

@@ -13,6 +13,8 @@
 namespace {
 
 using hsgd::nccl_net::kHostMemory;
+using hsgd::nccl_net::kMostAhead;
+using hsgd::nccl_net::kMostEagerBytes;
 using hsgd::nccl_net::kMostGrouped;
 using hsgd::nccl_net::kMostOpen;
 using hsgd::nccl_net::kMostPieceBytes;
@@ -54,8 +56,8 @@ TEST("a message arrives through the table of each version") {
 TEST("messages of every size around a piece and a turn arrive whole") {
   Pair pair(net_of(12));
   for (const size_t bytes :
-       {size_t{0}, size_t{1}, size_t{31}, size_t{4099}, kMostPieceBytes - 1, kMostPieceBytes,
-        kMostPieceBytes + 1, 5 * kMostPieceBytes + 7, size_t{9} << 20}) {
+       {size_t{0}, size_t{1}, size_t{31}, kMostEagerBytes, kMostEagerBytes + 1, kMostPieceBytes - 1,
+        kMostPieceBytes, kMostPieceBytes + 1, 5 * kMostPieceBytes + 7, size_t{9} << 20}) {
     Bytes sent = pattern(bytes, bytes);
     Bytes got(bytes);
     void* received = pair.receive(got.data(), bytes, 0);
@@ -107,18 +109,40 @@ TEST("a message without a receive is in the way of no other") {
   CHECK(large == got_large);
 }
 
+TEST("short messages go before their receives are posted, but not many of one tag") {
+  Pair pair(net_of(12));
+  std::vector<uint8_t> sent(3 * kMostAhead);
+  std::vector<void*> requests;
+  for (size_t i = 0; i < sent.size(); ++i) {
+    sent[i] = static_cast<uint8_t>(i);
+    requests.push_back(pair.send(&sent[i], 1, 5));
+  }
+  for (size_t i = 0; i < sent.size(); ++i) CHECK_EQ(pair.is_done(requests[i]), i < kMostAhead);
+  pair.finish(pair.send(&sent[9], 1, 6), nullptr);
+  for (size_t i = 0; i < sent.size(); ++i) {
+    uint8_t got = 255;
+    pair.finish(i < kMostAhead ? nullptr : requests[i], pair.receive(&got, 1, 5));
+    CHECK_EQ(int{got}, static_cast<int>(i));
+  }
+  uint8_t got = 255;
+  pair.finish(nullptr, pair.receive(&got, 1, 6));
+  CHECK_EQ(int{got}, 9);
+}
+
 TEST("a call returns no request when too many are open, and one later") {
   Pair pair(net_of(12));
-  uint8_t byte = 7;
+  Bytes data(kMostEagerBytes + 1);
+  Bytes got(data.size());
+  const auto send = [&] { return pair.send(data.data(), data.size(), 0); };
+  const auto receive = [&] { return pair.receive(got.data(), got.size(), 0); };
   std::vector<void*> sent;
-  for (size_t i = 0; i < kMostOpen; ++i) sent.push_back(pair.send(&byte, 1, 0));
+  for (size_t i = 0; i < kMostOpen; ++i) sent.push_back(send());
   CHECK(std::count(sent.begin(), sent.end(), nullptr) == 0);
-  CHECK(pair.send(&byte, 1, 0) == nullptr);
-  uint8_t got = 0;
-  for (void* request : sent) pair.finish(request, pair.receive(&got, 1, 0));
-  void* again = pair.send(&byte, 1, 0);
+  CHECK(send() == nullptr);
+  for (void* request : sent) pair.finish(request, receive());
+  void* again = send();
   CHECK(again != nullptr);
-  pair.finish(again, pair.receive(&got, 1, 0));
+  pair.finish(again, receive());
 }
 
 TEST("a message of more than 4 GB arrives whole") {

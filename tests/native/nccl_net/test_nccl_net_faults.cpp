@@ -29,11 +29,13 @@ using hsgd::Deadline;
 using hsgd::Fd;
 using hsgd::nccl_net::Answer;
 using hsgd::nccl_net::Hello;
+using hsgd::nccl_net::kConnections;
 using hsgd::nccl_net::kGo;
 using hsgd::nccl_net::kInvalidUsage;
 using hsgd::nccl_net::kMagic;
+using hsgd::nccl_net::kMostAhead;
+using hsgd::nccl_net::kMostEagerBytes;
 using hsgd::nccl_net::kRemoteError;
-using hsgd::nccl_net::kStripes;
 using hsgd::nccl_net::kSuccess;
 using hsgd::nccl_net::Piece;
 using proxy::Handle;
@@ -131,14 +133,14 @@ Fd call(const Handle& handle) {
   return fd;
 }
 
-// Says hello on all stripes with the right secret, as a sender does, and accepts it.
+// Says hello on all connections with the right secret, as a sender does, and accepts it.
 std::vector<Fd> pretend_sender(Pair& pair, const Handle& handle, void* listening) {
-  std::vector<Fd> stripes;
-  for (uint32_t i = 0; i < kStripes; ++i) {
-    stripes.push_back(call(handle));
-    const Hello hello{handle.sender_token, kMagic, 1, 77, i, kStripes, "elsewhere"};
-    CHECK_EQ(::send(stripes[i].get(), &hello, sizeof hello, 0), ssize_t{sizeof hello});
-    CHECK_EQ(::send(stripes[i].get(), &kGo, sizeof kGo, 0), ssize_t{sizeof kGo});
+  std::vector<Fd> connections;
+  for (uint32_t i = 0; i < kConnections; ++i) {
+    connections.push_back(call(handle));
+    const Hello hello{handle.sender_token, kMagic, 1, 77, i, kConnections, "elsewhere"};
+    CHECK_EQ(::send(connections[i].get(), &hello, sizeof hello, 0), ssize_t{sizeof hello});
+    CHECK_EQ(::send(connections[i].get(), &kGo, sizeof kGo, 0), ssize_t{sizeof kGo});
   }
   const Deadline deadline(proxy::kLimitS);
   pair.net.close_recv(pair.receiver);
@@ -146,29 +148,29 @@ std::vector<Fd> pretend_sender(Pair& pair, const Handle& handle, void* listening
   while (pair.receiver == nullptr && !deadline.passed()) {
     CHECK_EQ(pair.net.accept(listening, &pair.receiver), kSuccess);
   }
-  return stripes;
+  return connections;
 }
 
 }  // namespace
 
 TEST("the death of a receiver fails the sends that wait for it, and names it") {
   Child child;
-  uint8_t byte = 0;
+  Bytes data(1 << 20);
   void* request = nullptr;
-  CHECK_EQ(child.net.isend(child.sender, &byte, 1, 0, &request), kSuccess);
+  CHECK_EQ(child.net.isend(child.sender, data.data(), data.size(), 0, &request), kSuccess);
   ::kill(child.pid, SIGKILL);
   CHECK_EQ(outcome(child.net, request), kRemoteError);
   CHECK(some_warning_has(hsgd::text("pid %d", child.pid)));
-  CHECK_EQ(child.net.isend(child.sender, &byte, 1, 0, &request), kRemoteError);
+  CHECK_EQ(child.net.isend(child.sender, data.data(), 1, 0, &request), kRemoteError);
   CHECK(!some_warning_has("pid"));  // one line
 }
 
 TEST("a stopped receiver fails the sends that wait for it at the deadline") {
   Child child;
   ::kill(child.pid, SIGSTOP);
-  uint8_t byte = 0;
+  Bytes data(1 << 20);
   void* request = nullptr;
-  CHECK_EQ(child.net.isend(child.sender, &byte, 1, 0, &request), kSuccess);
+  CHECK_EQ(child.net.isend(child.sender, data.data(), data.size(), 0, &request), kSuccess);
   CHECK_EQ(outcome(child.net, request), kRemoteError);
   CHECK(some_warning_has("no byte moved for 2 s"));
 }
@@ -195,17 +197,82 @@ TEST("a sender that is gone fails the open receives, but not what it had sent") 
 }
 
 TEST("a message that is longer than its receive is an error on both sides") {
+  for (const size_t capacity : {size_t{0}, size_t{99}, size_t{20'000}}) {
+    Pair pair(net_of(12));
+    Bytes sent(20'001);
+    Bytes got(sent.size(), 7);
+    void* received = pair.receive(got.data(), capacity, 3);
+    void* request = nullptr;
+    // Of a short receive the sender learns when the receiver has waited for a while.
+    const Deadline deadline(proxy::kLimitS);
+    Result theirs = kSuccess;
+    Result ours = pair.net.isend(pair.sender, sent.data(), sent.size(), 3, &request);
+    int done = 0;
+    while ((ours == kSuccess || theirs == kSuccess) && !deadline.passed()) {
+      if (ours == kSuccess) ours = pair.net.test(request, &done, nullptr);
+      if (theirs == kSuccess) theirs = pair.net.test(received, &done, nullptr);
+    }
+    CHECK_EQ(ours, kInvalidUsage);
+    CHECK_EQ(theirs, kInvalidUsage);
+    CHECK(some_warning_has("20001 bytes (tag 3)"));
+    CHECK(std::all_of(got.begin(), got.end(), [](uint8_t byte) { return byte == 7; }));
+  }
+}
+
+TEST("a short message that is longer than its receive is an error of the receiver") {
+  for (const bool comes_early : {false, true}) {
+    Pair pair(net_of(12));
+    Bytes sent(100);
+    Bytes got(sent.size(), 7);
+    if (comes_early) {
+      pair.finish(pair.send(sent.data(), sent.size(), 3), nullptr);
+      pair.finish(pair.send(sent.data(), 1, 4), pair.receive(got.data() + 99, 1, 4));
+    }
+    void* request = nullptr;
+    void* data = got.data();
+    size_t capacity = 99;
+    int tag = 3;
+    Result result = pair.net.irecv(pair.receiver, 1, &data, &capacity, &tag, &request);
+    if (!comes_early) pair.send(sent.data(), sent.size(), 3);
+    if (result == kSuccess) result = outcome(pair.net, request);
+    CHECK_EQ(result, kInvalidUsage);
+    CHECK(some_warning_has("100 bytes (tag 3)"));
+    CHECK(std::all_of(got.begin(), got.end() - 1, [](uint8_t byte) { return byte == 7; }));
+  }
+}
+
+TEST("a send after the receiver closed fails, even if it is short") {
   Pair pair(net_of(12));
-  Bytes sent(100);
-  Bytes got(99, 7);
-  void* received = pair.receive(got.data(), got.size(), 3);
+  pair.net.close_recv(std::exchange(pair.receiver, nullptr));
+  uint8_t byte = 0;
   void* request = nullptr;
-  Result result = pair.net.isend(pair.sender, sent.data(), sent.size(), 3, &request);
-  if (result == kSuccess) result = outcome(pair.net, request);
-  CHECK_EQ(result, kInvalidUsage);
-  CHECK_EQ(outcome(pair.net, received), kInvalidUsage);
-  CHECK(some_warning_has("100 bytes (tag 3)"));
-  CHECK(std::all_of(got.begin(), got.end(), [](uint8_t byte) { return byte == 7; }));
+  const Deadline deadline(proxy::kLimitS);
+  Result result = kSuccess;
+  while (result == kSuccess && !deadline.passed()) {
+    result = pair.net.isend(pair.sender, &byte, 1, 0, &request);
+  }
+  CHECK_EQ(result, kRemoteError);
+  CHECK(some_warning_has("ended"));
+}
+
+TEST("what was sent before the sender closed arrives, however late it is received") {
+  Pair pair(net_of(12));
+  std::vector<Bytes> sent;
+  for (size_t i = 0; i < kMostAhead; ++i) {
+    sent.emplace_back(kMostEagerBytes, static_cast<uint8_t>(i));
+    pair.finish(pair.send(sent.back().data(), kMostEagerBytes, 0), nullptr);
+  }
+  pair.net.close_send(std::exchange(pair.sender, nullptr));
+  for (const Bytes& expected : sent) {
+    Bytes got(2 * kMostEagerBytes);
+    int bytes = 0;
+    void* request = pair.receive(got.data(), got.size(), 0);
+    const Deadline deadline(proxy::kLimitS);
+    while (!pair.is_done(request, &bytes) && !deadline.passed()) {
+    }
+    CHECK_EQ(bytes, static_cast<int>(kMostEagerBytes));
+    CHECK(std::equal(expected.begin(), expected.end(), got.begin()));
+  }
 }
 
 TEST("closes return at once with requests under way, and nothing is left") {
@@ -264,7 +331,7 @@ TEST("a flood of strangers does not keep a sender out") {
   std::vector<Fd> strangers;
   for (int i = 0; i < 150; ++i) {
     strangers.push_back(call(handle));
-    Hello hello{handle.sender_token, kMagic, 1, 5, 0, kStripes, "stranger"};
+    Hello hello{handle.sender_token, kMagic, 1, 5, 0, kConnections, "stranger"};
     hello.token[3] ^= 1;
     if (i % 3 == 1) ::send(strangers.back().get(), &hello, sizeof hello, 0);
     if (i % 3 == 2) ::send(strangers.back().get(), "GET / HTTP/1.1\r\n", 16, 0);
@@ -331,21 +398,22 @@ TEST("a handle of something else, and a receiver that is gone, are errors") {
 
 TEST("a sender with the secret that breaks the rules writes nowhere but into its receive") {
   const std::vector<Piece> wrong = {
-      {kMagic + 1, 8, 0, 8, 0},         // another format
-      {kMagic, 8, 5, 8, 0},             // no such receive
-      {kMagic, 8, 0, 16, 12},           // ends behind the message
-      {kMagic, 8, 0, 8, UINT64_MAX},    // begins there
-      {kMagic, 1 << 20, 0, 1 << 21, 0}  // longer than the receive
+      {kMagic + 1, 8, 0, 0, 0, 8, 0},           // another format
+      {kMagic, 8, 0, 0, kMostAhead + 1, 8, 0},  // too far ahead
+      {kMagic, 8, 1, 0, 0, 1 << 20, 0},         // long, and before its receive
+      {kMagic, 8, 0, 0, 0, 16, 12},             // ends behind the message
+      {kMagic, 8, 0, 0, 0, 8, UINT64_MAX},      // begins there
+      {kMagic, 1 << 20, 0, 0, 0, 1 << 21, 0}    // longer than the receive
   };
   for (const Piece& piece : wrong) {
     Pair pair(net_of(12));
     Handle handle{};
     void* listening = nullptr;
     CHECK_EQ(pair.net.listen(pair.context, 0, &handle, &listening), kSuccess);
-    const std::vector<Fd> stripes = pretend_sender(pair, handle, listening);
+    const std::vector<Fd> connections = pretend_sender(pair, handle, listening);
     Bytes got(64, 9);
     void* received = pair.receive(got.data() + 16, 32, 0);
-    CHECK_EQ(::send(stripes[0].get(), &piece, sizeof piece, 0), ssize_t{sizeof piece});
+    CHECK_EQ(::send(connections[1].get(), &piece, sizeof piece, 0), ssize_t{sizeof piece});
     CHECK(outcome(pair.net, received) != kSuccess);
     CHECK(std::all_of(got.begin(), got.end(), [](uint8_t byte) { return byte == 9; }));
     pair.net.close_listen(listening);
@@ -358,11 +426,11 @@ TEST("a piece that comes twice at the same time is refused") {
   Handle handle{};
   void* listening = nullptr;
   CHECK_EQ(pair.net.listen(pair.context, 0, &handle, &listening), kSuccess);
-  const std::vector<Fd> stripes = pretend_sender(pair, handle, listening);
+  const std::vector<Fd> connections = pretend_sender(pair, handle, listening);
   Bytes got(32);
   void* received = pair.receive(got.data(), got.size(), 0);
-  const Piece piece{kMagic, 32, 0, 32, 0};
-  for (const Fd& stripe : stripes) ::send(stripe.get(), &piece, sizeof piece, 0);
+  const Piece piece{kMagic, 32, 0, 0, 0, 32, 0};
+  for (const size_t i : {1, 2}) ::send(connections[i].get(), &piece, sizeof piece, 0);
   CHECK_EQ(outcome(pair.net, received), kRemoteError);
   CHECK(some_warning_has("invalid data"));
   pair.net.close_listen(listening);

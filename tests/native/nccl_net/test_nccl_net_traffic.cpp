@@ -16,6 +16,7 @@
 
 namespace {
 
+using hsgd::nccl_net::kMostEagerBytes;
 using hsgd::nccl_net::kMostGrouped;
 using hsgd::nccl_net::kMostPieceBytes;
 using hsgd::nccl_net::kSuccess;
@@ -45,8 +46,14 @@ struct Plan {
 };
 
 size_t random_bytes(Random& random) {
-  constexpr std::array<size_t, 7> kEdges = {
-      0, 1, 4096, 65537, kMostPieceBytes - 1, kMostPieceBytes + 1, 3 * kMostPieceBytes + 5};
+  constexpr std::array<size_t, 8> kEdges = {0,
+                                            1,
+                                            kMostEagerBytes,
+                                            kMostEagerBytes + 1,
+                                            65537,
+                                            kMostPieceBytes - 1,
+                                            kMostPieceBytes + 1,
+                                            3 * kMostPieceBytes + 5};
   if (random() % 3 == 0) return kEdges[random() % kEdges.size()];
   return random() % 8 == 0 ? random() % (1 << 20) : random() % 3000;
 }

@@ -24,7 +24,7 @@ namespace {
 // Time for a hello. Senders send it at once; the limit is longer because one may be stopped.
 constexpr int64_t kHelloNs = 10'000'000'000;
 // Connections that may come at the same moment: a sender's, and those of one that began again.
-constexpr size_t kExpected = 4 * kStripes;
+constexpr size_t kExpected = 4 * kConnections;
 
 bool no_more() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
@@ -39,7 +39,7 @@ Acceptor::Acceptor(const std::string& where, double timeout_s, Handle* handle)
   handle->magic = kMagic;
   handle->pid = static_cast<uint32_t>(::getpid());
   handle->port = place.port;
-  handle->stripes = kStripes;
+  handle->connections = kConnections;
   sender_token_ = place.token;
   draw_random(receiver_token_.data(), receiver_token_.size());
   handle->sender_token = sender_token_;
@@ -118,19 +118,20 @@ void Acceptor::hear(int fd) {
     return show_out(fd);
   }
   const Hello hello = guest.hello;
-  Arrival& arrival = arrivals_[hello.connection];
+  Arrival& arrival = arrivals_[hello.channel];
   arrival.hello = hello;
-  arrival.stripes.resize(kStripes);
-  // If a stripe comes again the later one counts: the sender has closed the other.
-  Stripe fresh{std::move(guest.fd)};
+  arrival.lines.resize(kConnections);
+  // If a line comes again the later one counts: the sender has closed the other.
+  Line fresh{std::move(guest.fd)};
   ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  std::swap(arrival.stripes[hello.stripe], fresh);
+  std::swap(arrival.lines[hello.connection], fresh);
   show_out(fd);
 }
 
 bool Acceptor::is_expected(const Hello& hello) const {
   return is_same_secret(hello.token.data(), sender_token_.data(), sender_token_.size()) &&
-         hello.magic == kMagic && hello.stripes == kStripes && hello.stripe < kStripes;
+         hello.magic == kMagic && hello.connections == kConnections &&
+         hello.connection < kConnections;
 }
 
 void Acceptor::show_out(int fd) {
@@ -138,33 +139,32 @@ void Acceptor::show_out(int fd) {
   guests_.erase(fd);
 }
 
-// Reads the kGo of each stripe, and closes stripes whose sender has gone back.
+// Reads the kGo of each line, and closes lines whose sender has gone back.
 bool Acceptor::is_complete(Arrival& arrival) {
   bool complete = true;
-  for (Stripe& stripe : arrival.stripes) {
-    if (stripe.fd.valid() && !stripe.is_ready()) {
-      auto* into = reinterpret_cast<std::byte*>(&stripe.word) + stripe.got;
-      const ssize_t got =
-          ::recv(stripe.fd.get(), into, sizeof stripe.word - stripe.got, MSG_DONTWAIT);
-      if (got > 0) stripe.got += static_cast<size_t>(got);
-      const bool is_wrong = stripe.got == sizeof stripe.word && !stripe.is_ready();
-      if (got == 0 || (got < 0 && !no_more()) || is_wrong) stripe = Stripe{};
+  for (Line& line : arrival.lines) {
+    if (line.fd.valid() && !line.is_ready()) {
+      auto* into = reinterpret_cast<std::byte*>(&line.word) + line.got;
+      const ssize_t got = ::recv(line.fd.get(), into, sizeof line.word - line.got, MSG_DONTWAIT);
+      if (got > 0) line.got += static_cast<size_t>(got);
+      const bool is_wrong = line.got == sizeof line.word && !line.is_ready();
+      if (got == 0 || (got < 0 && !no_more()) || is_wrong) line = Line{};
     }
-    complete = complete && stripe.fd.valid() && stripe.is_ready();
+    complete = complete && line.fd.valid() && line.is_ready();
   }
   return complete;
 }
 
 bool Acceptor::is_gone(const Arrival& arrival) {
-  return std::none_of(arrival.stripes.begin(), arrival.stripes.end(),
-                      [](const Stripe& stripe) { return stripe.fd.valid(); });
+  return std::none_of(arrival.lines.begin(), arrival.lines.end(),
+                      [](const Line& line) { return line.fd.valid(); });
 }
 
 std::unique_ptr<ReceiveChannel> Acceptor::make_channel(Arrival& arrival) const {
   const std::string peer =
-      peer_name(arrival.hello.host, arrival.hello.pid, arrival.stripes[0].fd.get());
+      peer_name(arrival.hello.host, arrival.hello.pid, arrival.lines[0].fd.get());
   std::vector<Fd> connections;
-  for (Stripe& stripe : arrival.stripes) connections.push_back(std::move(stripe.fd));
+  for (Line& line : arrival.lines) connections.push_back(std::move(line.fd));
   return std::make_unique<ReceiveChannel>(std::move(connections), peer, timeout_s_);
 }
 

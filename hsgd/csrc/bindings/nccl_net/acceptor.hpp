@@ -38,7 +38,7 @@ class Acceptor {
     size_t got = 0;
   };
   // A connection that has proved itself, with its kGo as far as it has arrived.
-  struct Stripe {
+  struct Line {
     Fd fd;
     uint32_t word = 0;
     size_t got = 0;
@@ -46,7 +46,7 @@ class Acceptor {
   };
   struct Arrival {
     Hello hello{};
-    std::vector<Stripe> stripes;
+    std::vector<Line> lines;
   };
 
   void let_in();
@@ -65,7 +65,7 @@ class Acceptor {
   Fd poll_;
   std::optional<SocketDoor> door_;
   std::map<int, Guest> guests_;           // by descriptor
-  std::map<uint64_t, Arrival> arrivals_;  // by Hello::connection
+  std::map<uint64_t, Arrival> arrivals_;  // by Hello::channel
 };
 
 }  // namespace hsgd::nccl_net

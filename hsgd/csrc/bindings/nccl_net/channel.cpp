@@ -28,9 +28,10 @@ void Channel::finish_message(Request& request, size_t index, size_t bytes) {
 
 void Channel::note_moved() { moved_ns_ = now_ns(); }
 
+int64_t Channel::silent_ns() const { return now_ns() - moved_ns_; }
+
 void Channel::check_time() const {
-  if (open_messages_ == 0) return;
-  if (static_cast<double>(now_ns() - moved_ns_) < timeout_s_ * 1e9) return;
+  if (open_messages_ == 0 || static_cast<double>(silent_ns()) < timeout_s_ * 1e9) return;
   throw_error(HSGD_ERR_TIMEOUT, -1,
               "no byte moved for %g s between this process and %s, with %zu messages under way: "
               "that process is stopped or hangs, or the link is cut; HSGD_TIMEOUT_S sets the limit",

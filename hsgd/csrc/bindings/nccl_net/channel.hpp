@@ -55,6 +55,8 @@ class Channel {
   bool is_idle() const { return open_messages_ == 0; }
   // Restarts the time in which something must move.
   void note_moved();
+  // Returns how long nothing has moved.
+  int64_t silent_ns() const;
   // Throws HSGD_ERR_TIMEOUT if messages are open and nothing has moved for too long.
   void check_time() const;
   // Throws HSGD_ERR_PEER_LOST; `error`: errno, or 0 if the peer closed the connection.

@@ -29,31 +29,31 @@ constexpr int kMostTries = 16;
 Connector::Connector(const Handle& handle, const std::string& interfaces, double timeout_s)
     : handle_(handle), timeout_s_(timeout_s), deadline_(timeout_s) {
   const IpAddresses addresses = unpack_addresses(handle);
-  if (handle.magic != kMagic || handle.stripes != kStripes || addresses[0].version == 0) {
+  if (handle.magic != kMagic || handle.connections != kConnections || addresses[0].version == 0) {
     throw_invalid(
         "a handle of another network plugin, or of another version of hsgd: set "
         "NCCL_NET_PLUGIN to the same library in all processes");
   }
   routes_ = routes(find_addresses(interfaces), addresses);
   tried_.resize(routes_.size());
-  draw_random(&connection_, sizeof connection_);
+  draw_random(&channel_, sizeof channel_);
   open_all();
 }
 
 void Connector::open_all() {
   route_ns_ = now_ns();
-  stripes_.clear();
-  stripes_.resize(kStripes);
-  for (Stripe& stripe : stripes_) open(stripe);
+  lines_.clear();
+  lines_.resize(kConnections);
+  for (Line& line : lines_) open(line);
 }
 
-void Connector::open(Stripe& stripe) {
+void Connector::open(Line& line) {
   const SocketAddress address = socket_address(routes_[route_], handle_.port);
-  stripe = Stripe{new_tcp_socket(address.storage.ss_family)};
-  set_tcp_option(stripe.fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  line = Line{new_tcp_socket(address.storage.ss_family)};
+  set_tcp_option(line.fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   // Other failures are found at the next step, as those of a connection in progress.
-  if (::connect(stripe.fd.get(), address.get(), address.bytes) != 0 && errno != EINPROGRESS) {
-    stripe.fd = Fd();
+  if (::connect(line.fd.get(), address.get(), address.bytes) != 0 && errno != EINPROGRESS) {
+    line.fd = Fd();
     tried_[route_] = std::strerror(errno);
   }
 }
@@ -65,18 +65,18 @@ std::unique_ptr<SendChannel> Connector::step() {
                 "blocks the connection; choose other interfaces with NCCL_SOCKET_IFNAME",
                 where().c_str(), timeout_s_);
   }
-  for (uint32_t index = 0; index < kStripes; ++index) {
-    // The addresses may change meanwhile, which begins all stripes again.
+  for (uint32_t index = 0; index < kConnections; ++index) {
+    // The addresses may change meanwhile, which begins all lines again.
     const size_t route = route_;
-    if (!stripes_[index].is_proved()) advance(stripes_[index], index);
+    if (!lines_[index].is_proved()) advance(lines_[index], index);
     if (route != route_) return nullptr;
   }
-  if (std::all_of(stripes_.begin(), stripes_.end(),
-                  [](const Stripe& stripe) { return stripe.is_proved(); })) {
+  if (std::all_of(lines_.begin(), lines_.end(),
+                  [](const Line& line) { return line.is_proved(); })) {
     return commit();
   }
-  const bool is_silent = std::none_of(stripes_.begin(), stripes_.end(),
-                                      [](const Stripe& stripe) { return stripe.greeted; });
+  const bool is_silent =
+      std::none_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.greeted; });
   if (is_silent && routes_.size() > 1 && now_ns() - route_ns_ > kRouteNs) {
     refused_ = 0;
     change_route("no answer");
@@ -84,38 +84,33 @@ std::unique_ptr<SendChannel> Connector::step() {
   return nullptr;
 }
 
-void Connector::advance(Stripe& stripe, uint32_t index) {
-  if (!stripe.fd.valid()) return change_route(tried_[route_]);
-  const int fd = stripe.fd.get();
+void Connector::advance(Line& line, uint32_t index) {
+  if (!line.fd.valid()) return change_route(tried_[route_]);
+  const int fd = line.fd.get();
   int error = 0;
   socklen_t size = sizeof error;
   ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error == ECONNRESET) return come_again(stripe);  // it existed
+  if (error == ECONNRESET) return come_again(line);  // it existed
   if (error != 0) return change_route(std::strerror(error));
-  if (!stripe.greeted) {
-    Hello hello{handle_.sender_token,
-                kMagic,
-                static_cast<uint32_t>(::getpid()),
-                connection_,
-                index,
-                kStripes,
-                {}};
+  if (!line.greeted) {
+    Hello hello{handle_.sender_token, kMagic, static_cast<uint32_t>(::getpid()), channel_, index,
+                kConnections,         {}};
     write_host(hello.host);
     // A new connection has room for the hello, or is not connected yet.
     const ssize_t sent = ::send(fd, &hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINTR)) return;
-    stripe.greeted = sent == sizeof hello;
-    if (!stripe.greeted) return come_again(stripe);
+    line.greeted = sent == sizeof hello;
+    if (!line.greeted) return come_again(line);
   }
-  auto* into = reinterpret_cast<std::byte*>(&stripe.answer) + stripe.got;
-  const ssize_t got = ::recv(fd, into, sizeof stripe.answer - stripe.got, MSG_DONTWAIT);
+  auto* into = reinterpret_cast<std::byte*>(&line.answer) + line.got;
+  const ssize_t got = ::recv(fd, into, sizeof line.answer - line.got, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
-  if (got <= 0) return come_again(stripe);
-  stripe.got += static_cast<size_t>(got);
-  if (!stripe.is_proved()) return;
+  if (got <= 0) return come_again(line);
+  line.got += static_cast<size_t>(got);
+  if (!line.is_proved()) return;
   const SocketToken& token = handle_.receiver_token;
-  if (stripe.answer.magic != kMagic ||
-      !is_same_secret(stripe.answer.token.data(), token.data(), token.size())) {
+  if (line.answer.magic != kMagic ||
+      !is_same_secret(line.answer.token.data(), token.data(), token.size())) {
     throw_error(HSGD_ERR_PEER_LOST, -1,
                 "a process at the address of %s does not know the secret of its handle: that "
                 "process ended, and another one listens there",
@@ -123,14 +118,14 @@ void Connector::advance(Stripe& stripe, uint32_t index) {
   }
 }
 
-void Connector::come_again(Stripe& stripe) {
+void Connector::come_again(Line& line) {
   if (++tries_ > kMostTries) {
     throw_error(HSGD_ERR_PEER_LOST, -1,
                 "%s closed %d connections before it answered: it ended, it gave up, or strangers "
                 "flood its port",
                 where().c_str(), tries_);
   }
-  open(stripe);
+  open(line);
 }
 
 // Notes what the present address did, and takes the next one. Throws if all have refused.
@@ -147,14 +142,14 @@ void Connector::change_route(const std::string& why) {
 }
 
 std::unique_ptr<SendChannel> Connector::commit() {
-  const std::string peer = peer_name(handle_.host, handle_.pid, stripes_[0].fd.get());
+  const std::string peer = peer_name(handle_.host, handle_.pid, lines_[0].fd.get());
   std::vector<Fd> connections;
-  for (Stripe& stripe : stripes_) {
-    const ssize_t sent = ::send(stripe.fd.get(), &kGo, sizeof kGo, MSG_NOSIGNAL | MSG_DONTWAIT);
+  for (Line& line : lines_) {
+    const ssize_t sent = ::send(line.fd.get(), &kGo, sizeof kGo, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent != static_cast<ssize_t>(sizeof kGo)) {
       throw_error(HSGD_ERR_PEER_LOST, -1, "%s ended while it was connected", peer.c_str());
     }
-    connections.push_back(std::move(stripe.fd));
+    connections.push_back(std::move(line.fd));
   }
   return std::make_unique<SendChannel>(std::move(connections), peer, timeout_s_);
 }

@@ -31,7 +31,7 @@ class Connector {
   bool is_abandoned() const { return deadline_.passed(); }
 
  private:
-  struct Stripe {
+  struct Line {
     Fd fd;
     bool greeted = false;
     Answer answer{};
@@ -40,9 +40,9 @@ class Connector {
   };
 
   void open_all();
-  void open(Stripe& stripe);
-  void advance(Stripe& stripe, uint32_t index);
-  void come_again(Stripe& stripe);
+  void open(Line& line);
+  void advance(Line& line, uint32_t index);
+  void come_again(Line& line);
   void change_route(const std::string& why);
   std::unique_ptr<SendChannel> commit();
   std::string where() const;
@@ -56,8 +56,8 @@ class Connector {
   size_t refused_ = 0;    // addresses in a row
   int64_t route_ns_ = 0;  // time at which the present route was taken
   int tries_ = 0;         // connections that were closed before the answer
-  uint64_t connection_ = 0;
-  std::vector<Stripe> stripes_;
+  uint64_t channel_ = 0;
+  std::vector<Line> lines_;
 };
 
 }  // namespace hsgd::nccl_net

@@ -14,8 +14,8 @@ namespace hsgd::nccl_net {
 namespace {
 
 constexpr const char* kName = "hsgd";
-// One way over loopback, from isend() to the receiver's test(), for messages of 8 bytes; NCCL's
-// tuner adds it to each step between nodes.
+// NCCL's tuner adds it to each step between nodes. A message of 8 bytes took 5.5 us over loopback,
+// from isend() to the receiver's test(); the rest is for adapters and a switch.
 constexpr float kLatencyUs = 10;
 constexpr int kMostComms = 65536;
 

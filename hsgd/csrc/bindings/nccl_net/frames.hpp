@@ -3,8 +3,8 @@
 //
 // The sender connects and says hello with the first secret, the receiver answers with the second
 // one, and the sender ends the set-up on all connections at once with kGo: until then it may go
-// back. Afterwards grants go to the sender on the first connection, and pieces of messages to the
-// receiver on all.
+// back. Afterwards grants go to the sender on the first connection, and pieces of messages to
+// the receiver on the others.
 #ifndef HSGD_BINDINGS_NCCL_NET_FRAMES_HPP_
 #define HSGD_BINDINGS_NCCL_NET_FRAMES_HPP_
 
@@ -20,14 +20,17 @@ namespace hsgd::nccl_net {
 
 constexpr uint32_t kMagic = 0x316e6368;  // "hcn1"; another format needs another number
 constexpr uint32_t kGo = 0x6f676368;     // "hcgo"
-constexpr uint32_t kStripes = 2;         // connections of a pair, as between nodes
+// Connections of a pair: the first one for grants, and two for data, as between nodes. No
+// connection for data carries anything back: the kernel delivers what it has after the sender has
+// closed it, unless the other end sends.
+constexpr uint32_t kConnections = 3;
 
 // Written by listen(), which NCCL takes to the sender.
 struct Handle {
   uint32_t magic;
   uint32_t pid;
   uint32_t port;  // network order, at all addresses
-  uint32_t stripes;
+  uint32_t connections;
   SocketToken sender_token;    // a process that does not know it is no sender
   SocketToken receiver_token;  // a process that does not know it is not the receiver
   char host[20];
@@ -70,9 +73,9 @@ struct Hello {
   SocketToken token;
   uint32_t magic;
   uint32_t pid;
-  uint64_t connection;  // chosen at random; the same on all stripes
-  uint32_t stripe;
-  uint32_t stripes;
+  uint64_t channel;  // chosen at random; the same on all connections
+  uint32_t connection;
+  uint32_t connections;
   char host[24];
 };
 static_assert(sizeof(Hello) == 64, "is sent as bytes");
@@ -85,11 +88,12 @@ struct Answer {
 };
 static_assert(sizeof(Answer) == 24, "is sent as bytes");
 
-// A receive that was posted: the sender may send one message with this tag for it.
+// A receive that was posted: the message with its number may come, whatever its length. Receives
+// and messages of each tag are numbered from 0: those with the same number belong together.
 struct Grant {
   uint32_t magic;
   int32_t tag;
-  uint64_t receive;  // receives are numbered from 0
+  uint64_t serial;
   uint64_t capacity;
 };
 static_assert(sizeof(Grant) == 24, "is sent as bytes");
@@ -99,18 +103,30 @@ static_assert(sizeof(Grant) == 24, "is sent as bytes");
 struct Piece {
   uint32_t magic;
   uint32_t bytes;
-  uint64_t receive;
+  int32_t tag;
+  uint32_t reserved;
+  uint64_t serial;
   uint64_t total;   // bytes of the message
   uint64_t offset;  // offset of this piece in the message
 };
-static_assert(sizeof(Piece) == 32, "is sent as bytes");
+static_assert(sizeof(Piece) == 40, "is sent as bytes");
 
-// Maximum length of a piece: the other stripes take the next ones meanwhile.
+// A message of at most this length need not wait for its grant: the receiver keeps a copy if its
+// receive is not posted yet.
+constexpr size_t kMostEagerBytes = 16 << 10;
+// Such a message may be this far ahead of the receives of its tag that the sender knows of: this
+// limits the copies.
+constexpr uint64_t kMostAhead = 16;
+// Every so many receives of a tag are granted even if they are short, so that the sender knows.
+constexpr uint64_t kGrantEvery = 8;
+// Maximum length of a piece: the other connections take the next ones meanwhile.
 constexpr size_t kMostPieceBytes = 256 << 10;
 // Receives in a group, the maximum that other plugins have, too.
 constexpr size_t kMostGrouped = 8;
 // Receives that may be open on one connection, and sends.
 constexpr size_t kMostOpen = kMostRequests * kMostGrouped;
+// Short messages that a receiver keeps, of all tags: a sender has at most kMostAhead of each.
+constexpr size_t kMostEarly = 4096;
 
 }  // namespace hsgd::nccl_net
 

@@ -33,8 +33,8 @@ std::string words_of(const PluginSettings& settings) {
     words +=
         text("%s%s (%d Mbit/s)", words.empty() ? "" : ", ", device.name.c_str(), device.speed_mbps);
   }
-  return text("TCP over %s; %u connections of each pair; time limit %g s", words.c_str(), kStripes,
-              settings.timeout_s);
+  return text("TCP over %s; %u connections of each pair; time limit %g s", words.c_str(),
+              kConnections, settings.timeout_s);
 }
 
 }  // namespace

@@ -19,27 +19,37 @@ constexpr size_t kTurnBytes = 1 << 20;
 
 SendChannel::SendChannel(std::vector<Fd> connections, std::string peer, double timeout_s)
     : Channel(std::move(peer), timeout_s) {
-  for (Fd& fd : connections) {
-    watch_host(fd.get(), timeout_s, TcpEnd::kWrites);
-    stripes_.push_back({std::move(fd)});
+  control_ = std::move(connections[0]);
+  watch_host(control_.get(), timeout_s, TcpEnd::kReads);
+  for (size_t i = 1; i < connections.size(); ++i) {
+    watch_host(connections[i].get(), timeout_s, TcpEnd::kWrites);
+    stripes_.push_back({std::move(connections[i])});
   }
 }
 
 Request* SendChannel::send(const void* data, size_t bytes, int tag) {
-  if (waiting_.size() + granted_.size() >= kMostOpen) return nullptr;
+  if (waiting_.size() + going_.size() >= kMostOpen) return nullptr;
+  read_grants();
+  if (ended_) fail_closed(0);  // the kernel would take a short message all the same
   Request* request = new_request(1);
-  const Message message{request, static_cast<const std::byte*>(data), bytes, tag};
-  const auto grant = std::find_if(grants_.begin(), grants_.end(),
-                                  [&](const Grant& each) { return each.tag == tag; });
-  if (grant == grants_.end()) {
-    waiting_.push_back(message);
-  } else {
-    const Grant found = *grant;
+  const uint64_t serial = numbers_[tag].next++;
+  const Message message{request, static_cast<const std::byte*>(data), bytes, tag, serial};
+  const auto grant = std::find_if(grants_.begin(), grants_.end(), [&](const Grant& each) {
+    return each.tag == tag && each.serial == serial;
+  });
+  const bool is_granted = grant != grants_.end();
+  if (is_granted) {
+    check_capacity(message, grant->capacity);
     grants_.erase(grant);
-    match(message, found);
   }
+  (is_granted || may_go(message) ? going_ : waiting_).push_back(message);
   progress();
   return request;
+}
+
+bool SendChannel::may_go(const Message& message) const {
+  return message.bytes <= kMostEagerBytes &&
+         message.serial < numbers_.at(message.tag).receives + kMostAhead;
 }
 
 void SendChannel::progress() {
@@ -52,8 +62,7 @@ void SendChannel::progress() {
 void SendChannel::read_grants() {
   while (!ended_) {
     auto* into = reinterpret_cast<std::byte*>(&grant_) + grant_got_;
-    const ssize_t got =
-        ::recv(stripes_[0].fd.get(), into, sizeof grant_ - grant_got_, MSG_DONTWAIT);
+    const ssize_t got = ::recv(control_.get(), into, sizeof grant_ - grant_got_, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got < 0 && !is_idle()) fail_closed(errno);
@@ -71,30 +80,34 @@ void SendChannel::read_grants() {
 void SendChannel::take_grant(const Grant& grant) {
   if (grant.magic != kMagic || grants_.size() >= kMostOpen) fail_garbage();
   note_moved();
-  const auto message = std::find_if(waiting_.begin(), waiting_.end(),
-                                    [&](const Message& each) { return each.tag == grant.tag; });
-  if (message == waiting_.end()) return grants_.push_back(grant);
-  const Message found = *message;
-  waiting_.erase(message);
-  match(found, grant);
+  Numbers& numbers = numbers_[grant.tag];
+  numbers.receives = std::max(numbers.receives, grant.serial + 1);
+  if (grant.serial >= numbers.next) grants_.push_back(grant);
+  for (auto each = waiting_.begin(); each != waiting_.end();) {
+    const bool is_granted = each->tag == grant.tag && each->serial == grant.serial;
+    if (is_granted) check_capacity(*each, grant.capacity);
+    if (is_granted || may_go(*each)) {
+      going_.push_back(*each);
+      each = waiting_.erase(each);
+    } else {
+      ++each;
+    }
+  }
 }
 
-void SendChannel::match(const Message& message, const Grant& grant) {
-  if (message.bytes > grant.capacity) {
-    // The receiver shall report it, too. Without room for the header it sees that this end closes.
-    const Piece piece{kMagic, 0, grant.receive, message.bytes, 0};
-    if (stripes_[0].message == nullptr) {
-      ::send(stripes_[0].fd.get(), &piece, sizeof piece, MSG_NOSIGNAL | MSG_DONTWAIT);
-    }
-    fail_too_long(message, grant.capacity);
+void SendChannel::check_capacity(const Message& message, uint64_t capacity) {
+  if (message.bytes <= capacity) return;
+  // The receiver shall report it, too. Without room for the header it sees that this end closes.
+  const Piece piece{kMagic, 0, message.tag, 0, message.serial, message.bytes, 0};
+  if (stripes_[0].message == nullptr) {
+    ::send(stripes_[0].fd.get(), &piece, sizeof piece, MSG_NOSIGNAL | MSG_DONTWAIT);
   }
-  granted_.push_back(message);
-  granted_.back().receive = grant.receive;
+  fail_too_long(message, capacity);
 }
 
 SendChannel::Message* SendChannel::next_message() {
-  for (; begun_ < granted_.size(); ++begun_) {
-    Message& message = granted_[begun_];
+  for (; begun_ < going_.size(); ++begun_) {
+    Message& message = going_[begun_];
     if (!message.announced || message.taken < message.bytes) return &message;
   }
   return nullptr;
@@ -102,8 +115,9 @@ SendChannel::Message* SendChannel::next_message() {
 
 void SendChannel::begin_piece(Stripe& stripe, Message& message) {
   const size_t bytes = std::min(message.bytes - message.taken, kMostPieceBytes);
-  stripe.piece = {kMagic, static_cast<uint32_t>(bytes), message.receive, message.bytes,
-                  message.taken};
+  stripe.piece = {
+      kMagic,       static_cast<uint32_t>(bytes), message.tag, 0, message.serial, message.bytes,
+      message.taken};
   stripe.message = &message;
   stripe.sent = 0;
   message.announced = true;
@@ -115,8 +129,8 @@ void SendChannel::end_piece(Stripe& stripe) {
   message.sent += stripe.piece.bytes;
   if (message.sent == message.bytes) finish_message(*message.request, 0, message.bytes);
   next_message();  // updates the count of begun messages
-  while (begun_ > 0 && granted_.front().sent == granted_.front().bytes) {
-    granted_.pop_front();
+  while (begun_ > 0 && going_.front().sent == going_.front().bytes) {
+    going_.pop_front();
     --begun_;
   }
 }
