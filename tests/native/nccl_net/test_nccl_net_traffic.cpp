@@ -46,14 +46,9 @@ struct Plan {
 };
 
 size_t random_bytes(Random& random) {
-  constexpr std::array<size_t, 8> kEdges = {0,
-                                            1,
-                                            kMostEagerBytes,
-                                            kMostEagerBytes + 1,
-                                            65537,
-                                            kMostPieceBytes - 1,
-                                            kMostPieceBytes + 1,
-                                            3 * kMostPieceBytes + 5};
+  constexpr std::array<size_t, 6> kEdges = {
+      0, 1, kMostEagerBytes, kMostEagerBytes + 1, 65537, 3 * kMostEagerBytes};
+  if (random() % 40 == 0) return kMostPieceBytes - 1 + random() % 3;
   if (random() % 3 == 0) return kEdges[random() % kEdges.size()];
   return random() % 8 == 0 ? random() % (1 << 20) : random() % 3000;
 }

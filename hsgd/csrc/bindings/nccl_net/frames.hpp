@@ -120,7 +120,7 @@ constexpr uint64_t kMostAhead = 16;
 // Every so many receives of a tag are granted even if they are short, so that the sender knows.
 constexpr uint64_t kGrantEvery = 8;
 // Maximum length of a piece: the other connections take the next ones meanwhile.
-constexpr size_t kMostPieceBytes = 256 << 10;
+constexpr size_t kMostPieceBytes = 1 << 20;
 // Receives in a group, the maximum that other plugins have, too.
 constexpr size_t kMostGrouped = 8;
 // Receives that may be open on one connection, and sends.
