@@ -22,9 +22,10 @@ struct Process {
   Context context;
 };
 
+// Never destroyed: at the end of a program a thread of NCCL may still be connecting.
 Process& process() {
-  static Process only;
-  return only;
+  static auto* const only = new Process;
+  return *only;
 }
 
 std::string words_of(const PluginSettings& settings) {

@@ -127,9 +127,10 @@ void SendChannel::begin_piece(Stripe& stripe, Message& message) {
 void SendChannel::end_piece(Stripe& stripe) {
   Message& message = *std::exchange(stripe.message, nullptr);
   message.sent += stripe.piece.bytes;
-  if (message.sent == message.bytes) finish_message(*message.request, 0, message.bytes);
+  message.done = message.sent == message.bytes;
+  if (message.done) finish_message(*message.request, 0, message.bytes);
   next_message();  // updates the count of begun messages
-  while (begun_ > 0 && going_.front().sent == going_.front().bytes) {
+  while (begun_ > 0 && going_.front().done) {
     going_.pop_front();
     --begun_;
   }

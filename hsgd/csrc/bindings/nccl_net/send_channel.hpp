@@ -38,6 +38,7 @@ class SendChannel final : public Channel {
     size_t taken = 0;        // bytes of pieces that were begun
     size_t sent = 0;         // bytes that the kernel has
     bool announced = false;  // a piece was begun; an empty message has one piece, too
+    bool done = false;       // the kernel has all pieces
   };
   struct Stripe {
     Fd fd;

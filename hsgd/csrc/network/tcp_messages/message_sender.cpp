@@ -34,7 +34,7 @@ MessageQueue::Message* MessageQueue::next() {
 }
 
 void MessageQueue::drop_sent() {
-  while (begun_ > 0 && messages_.front().sent == messages_.front().bytes) {
+  while (begun_ > 0 && messages_.front().done) {
     messages_.pop_front();
     --begun_;
   }
@@ -52,7 +52,8 @@ void MessageSender::begin(MessageQueue::Message& message) {
 
 void MessageSender::end(MessageQueue& queue, std::vector<Transport::Ticket>* done) {
   message_->sent += frame_.bytes;
-  if (message_->sent == message_->bytes) done->push_back(message_->ticket);
+  message_->done = message_->sent == message_->bytes;
+  if (message_->done) done->push_back(message_->ticket);
   message_ = nullptr;
   queue.next();  // updates the count of begun messages
   queue.drop_sent();

@@ -27,14 +27,14 @@ class MessageQueue {
     size_t taken = 0;        // bytes of pieces that were begun
     size_t sent = 0;         // bytes that the kernel has taken
     bool announced = false;  // a piece was begun; an empty message has one piece, too
+    bool done = false;       // the kernel has taken all pieces
   };
 
   MessageQueue();
   void add(Transport::Ticket ticket, const void* data, size_t bytes);
   // Returns the message with the next piece to send; nullptr: there is none.
   Message* next();
-  // Drops the first messages if the kernel has taken all of their bytes. Messages may finish in
-  // another order.
+  // Drops the first messages that are done. Messages may finish in another order.
   void drop_sent();
   bool empty() const { return messages_.empty(); }
 
