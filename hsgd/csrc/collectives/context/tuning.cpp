@@ -24,16 +24,16 @@ struct OneshotRange {
 // Returns the range of one-step allreduces, by the bytes read. If each rank reads all inputs, one
 // step was faster than two up to some 16 KiB of inputs in total with 8 to 16 ranks on as many
 // cores, as fast up to 64 KiB with 4 (docs/internals/scale.md), faster with 2
-// (docs/performance.md). If noise makes two steps look slow, the wrong choice must not cost more
-// than twice the time for the rest of the communicator's life. With `combines` one rank reads for
-// all, and ranks meet more slowly; that two steps are faster from 20 to 40 KiB of inputs on is
-// counted, not measured (benchmarks/simulation/cache_lines.py), so the range is wide.
-OneshotRange oneshot_range(int ranks, bool combines) {
+// (docs/performance.md). If one rank of many reads for all, two steps win from 20 to 40 KiB on;
+// that was counted, not measured (benchmarks/simulation/cache_lines.py). If noise makes two steps
+// look slow, the wrong choice must not cost more than twice the time for the rest of the
+// communicator's life.
+OneshotRange oneshot_range(int ranks) {
   const auto share = [&](size_t bytes) {
     return bytes / static_cast<size_t>(ranks) / kLine * kLine;
   };
   return {std::clamp(share(16 << 10), kLine, Tuning().oneshot_bytes),
-          std::min(share(combines ? 256 << 10 : 64 << 10), Tuning::kMostOneshotBytes)};
+          std::min(share(64 << 10), Tuning::kMostOneshotBytes)};
 }
 
 // The first of `tunings` is the default.
@@ -59,7 +59,7 @@ Tuning Tuning::of(const hsgd_options& options, size_t oneshot_bytes, size_t chun
   return tuning;
 }
 
-Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, bool combines,
+Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores,
                      const MeasureTunings& measure) {
   constexpr size_t kLargeBytes = 512 << 10;
   // A rank that shares its core reads this much sooner than it gets two turns: with 3 to 64 ranks
@@ -75,7 +75,7 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, 
     }
     return tuning;
   }
-  const OneshotRange range = oneshot_range(ranks, combines);
+  const OneshotRange range = oneshot_range(ranks);
   if (options.oneshot_bytes < 0) tuning.allreduce_bytes = range.least;
   std::vector<Tuning> candidates{tuning};
   if (options.nontemporal == 2) {
@@ -96,9 +96,12 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, 
   two_steps.allreduce_bytes = 0;
   Tuning one_step = tuning;
   one_step.allreduce_bytes = Tuning::kMostOneshotBytes;
-  for (size_t bytes = 2 * range.least; bytes <= range.most; bytes *= 2) {
+  const auto two_are_faster = [&](size_t bytes) {
     const std::vector<double> seconds = measure(bytes, {two_steps, one_step});
-    if (seconds[1] >= seconds[0]) break;
+    return seconds[1] >= seconds[0];
+  };
+  for (size_t bytes = 2 * range.least; bytes <= range.most; bytes *= 2) {
+    if (two_are_faster(bytes) && two_are_faster(bytes)) break;  // noise seldom comes twice
     set_oneshot_bytes(&tuning, bytes);
   }
   return tuning;

@@ -41,8 +41,8 @@ using MeasureTunings =
     std::function<std::vector<double>(size_t bytes, const std::vector<Tuning>& tunings)>;
 
 // Chooses all settings that the options leave open for the ranks of a node. Collective through
-// `measure`, which is not called if ranks share cores. `combines`: one rank computes small sums.
-Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, bool combines,
+// `measure`, which is not called if ranks share cores.
+Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores,
                      const MeasureTunings& measure);
 
 }  // namespace hsgd

@@ -195,9 +195,11 @@ void run_small_on_node(Context& context, const Operation& operation) {
     }
     context.intra_bytes() += operation.bytes();
   };
-  // If there is room for the result, one rank reads all blocks, and the others read its result.
+  // If many ranks share cores and there is room for the result, one rank reads all blocks, and the
+  // others read its result.
   std::byte* result = nullptr;
-  if (local.combines() && operation.bytes() <= context.sizes().oneshot_bytes())
+  const bool has_room = operation.bytes() <= context.sizes().oneshot_bytes();
+  if (local.combines() && local.shares_cores() && has_room)
     result = context.local().result_payload(context.sequence(), operation.bytes());
   context.open(operation, operation.in, counts[place.rank] * size, [&] {
     if (result != nullptr) join(result);

@@ -88,7 +88,7 @@ Tuning measured(Context& context) {
   }
   const int ranks = context.place().local_size;
   return choose_tuning(
-      options, ranks, context.local().shares_cores(), context.local().combines(),
+      options, ranks, context.local().shares_cores(),
       [&](size_t bytes, const auto& tunings) { return measure(context, bytes, tunings); });
 }
 
