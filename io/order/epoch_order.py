@@ -297,9 +297,11 @@ class EpochOrder:
 
     @property
     def piece_samples(self) -> int:
-        """The largest number of samples that a piece may have in any epoch."""
+        """The most samples that a piece may have in any epoch."""
         if self._shuffle == "full":
             return self._window_samples
+        if self._shuffle == "none":
+            return int(np.diff(self._window_ends, prepend=0).max(initial=1))
         others = max(0, len(self._block_counts) - self._window_blocks)
         return max(1, int(np.sort(self._block_counts)[others:].sum()))
 
