@@ -147,15 +147,21 @@ class Slurm:
             self.wait_until_over(timeout_s)
             shown = self.run(["scontrol", "-o", "show", "job", done.stdout.strip()]).stdout
             codes = re.findall(r" ExitCode=(\d+):(\d+)", shown)
+            if not codes:
+                raise ClusterError(f"Slurm: no exit code of job {done.stdout.strip()}: {shown}")
             done.returncode = max(int(code) or int(signal) for code, signal in codes)
         return done
 
     def wait_until_over(self, timeout_s: float = 120.0) -> None:
         """Wait until there is no job any more, completing ones included. Raises ClusterError."""
         end = time.monotonic() + timeout_s
-        while jobs := self.run(["squeue", "-h"]).stdout:
+        while True:
+            found = self.run(["squeue", "-h"])
+            if found.returncode == 0 and not found.stdout:
+                return
             if time.monotonic() > end:
-                raise ClusterError(f"Slurm: after {timeout_s:g} s there is still{jobs}")
+                said = f"{found.stdout}{found.stderr}"
+                raise ClusterError(f"Slurm: after {timeout_s:g} s there is still {said}")
             time.sleep(0.2)
 
     def logs(self) -> str:
