@@ -111,21 +111,13 @@ void Connector::advance(Line& line, uint32_t index) {
   const SocketToken& token = handle_.receiver_token;
   if (line.answer.magic != kMagic ||
       !is_same_secret(line.answer.token.data(), token.data(), token.size())) {
-    throw_error(HSGD_ERR_PEER_LOST, -1,
-                "a process at the address of %s does not know the secret of its handle: that "
-                "process ended, and another one listens there",
-                where().c_str());
+    change_route("another process, which does not know the secret of the handle");
   }
 }
 
 void Connector::come_again(Line& line) {
-  if (++tries_ > kMostTries) {
-    throw_error(HSGD_ERR_PEER_LOST, -1,
-                "%s closed %d connections before it answered: it ended, it gave up, or strangers "
-                "flood its port",
-                where().c_str(), tries_);
-  }
-  open(line);
+  if (++tries_ <= kMostTries) return open(line);
+  change_route(text("closed %d connections before it answered", tries_));
 }
 
 // Notes what the present address did, and takes the next one. Throws if all have refused.
@@ -133,11 +125,12 @@ void Connector::change_route(const std::string& why) {
   tried_[route_] = words_of(routes_[route_]) + " (" + why + ")";
   if (++refused_ >= routes_.size()) {
     throw_error(HSGD_ERR_PEER_LOST, -1,
-                "%s did not accept a connection: it died, or routing or a firewall blocks the "
-                "connection; choose other interfaces with NCCL_SOCKET_IFNAME",
+                "%s did not accept a connection: it died, strangers flood its port, or routing or "
+                "a firewall blocks the connection; choose other interfaces with NCCL_SOCKET_IFNAME",
                 where().c_str());
   }
   route_ = (route_ + 1) % routes_.size();
+  tries_ = 0;
   open_all();
 }
 
